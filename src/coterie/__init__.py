@@ -1,3 +1,20 @@
 """Federated learning in which clients with different data find out who to learn with."""
 
+from typing import Any
+
 __version__ = "0.1.0"
+__all__ = ["Comparison", "CoterieError", "Federation", "Run", "compare", "run"]
+
+_HOMES = {
+    "Comparison": "experiment", "Run": "experiment", "compare": "experiment", "run": "experiment",
+    "CoterieError": "errors", "Federation": "federation",
+}  # fmt: skip
+
+
+def __getattr__(name: str) -> Any:
+    """Import on first use, so that `coterie --help` does not wait for torch."""
+    if name not in _HOMES:
+        raise AttributeError(f"module 'coterie' has no attribute {name!r}")
+    from importlib import import_module
+
+    return getattr(import_module(f"coterie.{_HOMES[name]}"), name)

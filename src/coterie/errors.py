@@ -1,10 +1,10 @@
 """What can go wrong for a user, each with what was got, what is allowed and what to do.
 
-    CoterieError            exit code 2: the user can mend it; the program prints the message and no traceback
-    ├── ConfigError         a key, a value or a combination in the configuration
-    ├── DataError           data that is missing, malformed, or does not fit
-    ├── ModelError          a model that does not fit the data
-    └── RunError            a run folder that cannot be written, read or resumed
+CoterieError            exit code 2: the user can mend it; the program prints the message and no traceback
+├── ConfigError         a key, a value or a combination in the configuration
+├── DataError           data that is missing, malformed, or does not fit
+├── ModelError          a model that does not fit the data
+└── RunError            a run folder that cannot be written, read or resumed
 """
 
 from collections.abc import Iterable

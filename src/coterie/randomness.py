@@ -6,6 +6,7 @@ gives the bits of one number. Everything is integer arithmetic on int64 tensors,
 """
 
 import math
+from dataclasses import dataclass
 from hashlib import blake2b
 
 import torch
@@ -77,3 +78,16 @@ def normal(keys: Tensor, count: int) -> Tensor:
         angle = (words & 0xFFFFFFFF).to(torch.float32) * (2.0 * math.pi * 2.0**-32)
         row[:] = torch.cat([radius * torch.cos(angle), radius * torch.sin(angle)])[:count]
     return drawn.reshape(*keys.shape, count)
+
+
+@dataclass(frozen=True)
+class Moment:
+    """Where in a run a draw is made."""
+
+    seed: int
+    round: int
+    exchange: int = 0
+
+    def key(self, purpose: str, *parts: int) -> int:
+        """The key of a draw that is the same for all clients."""
+        return derive(self.seed, purpose, self.round, self.exchange, *parts)

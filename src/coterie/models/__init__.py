@@ -1,1 +1,73 @@
+"""Reference networks, and the table of their names."""
 
+import itertools
+import math
+from abc import abstractmethod
+from typing import Literal
+
+from pydantic import Field
+from torch import nn
+
+from coterie.errors import ModelError
+from coterie.options import Options
+
+
+class ModelOptions(Options):
+    """What all networks have in common."""
+
+    @abstractmethod
+    def build(self, shape: tuple[int, ...], outputs: int) -> nn.Module:
+        """A fresh module for examples of this shape."""
+
+
+class Linear(ModelOptions):
+    """A linear map of the flattened example: softmax regression."""
+
+    name: Literal["linear"] = "linear"
+
+    def build(self, shape: tuple[int, ...], outputs: int) -> nn.Module:
+        return nn.Sequential(nn.Flatten(), nn.Linear(math.prod(shape), outputs))
+
+
+class MLP(ModelOptions):
+    """Fully connected layers with ReLU between; the papers' network for MNIST is hidden = [200]."""
+
+    name: Literal["mlp"] = "mlp"
+    hidden: list[int] = Field([200], min_length=1)
+    """widths of the hidden layers"""
+
+    def build(self, shape: tuple[int, ...], outputs: int) -> nn.Module:
+        widths = [math.prod(shape), *self.hidden]
+        layers: list[nn.Module] = [nn.Flatten()]
+        for wide, narrow in itertools.pairwise(widths):
+            layers += [nn.Linear(wide, narrow), nn.ReLU()]
+        return nn.Sequential(*layers, nn.Linear(widths[-1], outputs))
+
+
+class CNN(ModelOptions):
+    """Convolutions of 5 x 5 with ReLU and max-pooling by 2 after each, then one hidden dense layer."""
+
+    name: Literal["cnn"] = "cnn"
+    channels: list[int] = Field([16, 32], min_length=1)
+    """output channels of the convolutions"""
+    hidden: int = Field(128, ge=1)
+    """width of the dense layer"""
+    dropout: float = Field(0.0, ge=0, lt=1)
+    """share of the dense layer's units dropped in training"""
+
+    def build(self, shape: tuple[int, ...], outputs: int) -> nn.Module:
+        if len(shape) != 3 or min(shape[1:]) < 2 ** len(self.channels):
+            raise ModelError(
+                f"model: a cnn with {len(self.channels)} poolings takes images of shape (channels, height, width) of "
+                f"at least {2 ** len(self.channels)} pixels a side; examples are {shape}. Use mlp or fewer channels."
+            )
+        layers: list[nn.Module] = []
+        for before, after in zip((shape[0], *self.channels[:-1]), self.channels, strict=True):
+            layers += [nn.Conv2d(before, after, 5, padding=2), nn.ReLU(), nn.MaxPool2d(2)]
+        side = [length // 2 ** len(self.channels) for length in shape[1:]]
+        dense = nn.Linear(self.channels[-1] * side[0] * side[1], self.hidden)
+        ending = [nn.Dropout(self.dropout)] if self.dropout else []
+        return nn.Sequential(*layers, nn.Flatten(), dense, nn.ReLU(), *ending, nn.Linear(self.hidden, outputs))
+
+
+MODELS: dict[str, type[ModelOptions]] = {"linear": Linear, "mlp": MLP, "cnn": CNN}

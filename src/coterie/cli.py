@@ -1,0 +1,280 @@
+"""The program: `coterie run`, `compare`, `demo`, and what there is to choose from."""
+
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import click
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from coterie.errors import CoterieError, explain, nearest
+
+if TYPE_CHECKING:
+    from coterie.experiment import Comparison, Run
+    from coterie.options import Options
+
+INTERRUPTED = 130  # what shells report for Ctrl-C
+app = typer.Typer(
+    no_args_is_help=True,
+    add_completion=True,
+    rich_markup_mode="markdown",
+    help="Federated learning in which clients with different data find out who to learn with.\n\n"
+    "Begin with `coterie demo`, then `coterie run FILE.toml`. What a file may say: `coterie methods`, `scenarios`, "
+    "`models`, `data`, `settings`.",
+)
+data_app = typer.Typer(invoke_without_command=True, help="The data sets, where they are, and how to get them.")
+app.add_typer(data_app, name="data")
+
+File = Annotated[Path, typer.Argument(help="a TOML file, or the folder of a run to resume")]
+Set = Annotated[
+    list[str], typer.Option("--set", metavar="KEY=VALUE", help="put a value over the file's: method.alpha=20")
+]
+Out = Annotated[Path | None, typer.Option(help="folder for the results; default: a new one below runs/")]
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="only plain lines at the beginning and the end")]
+
+
+@app.command()
+def run(
+    file: File,
+    set: Set = [],  # noqa: B006
+    out: Out = None,
+    seed: Annotated[int | None, typer.Option(help="put over the file's seed")] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="continue an interrupted run")] = False,
+    quiet: Quiet = False,
+) -> None:
+    """Run one method.
+
+    Example: `coterie run experiments/fedcbo/mnist.toml --set method.download=20 --seed 1`
+    """
+    from coterie import display, experiment
+
+    config = file if file.is_dir() and not set else _tables(file, set)
+    where = out or (file if file.is_dir() else None)
+    result = experiment.run(config, out=where, seed=seed, resume=resume, display=display.default_display(quiet))
+    if not result.completed:
+        raise typer.Exit(INTERRUPTED)
+    _show_run(result)
+
+
+@app.command()
+def compare(
+    file: File,
+    set: Set = [],  # noqa: B006
+    out: Out = None,
+    methods: Annotated[str, typer.Option(help="names with commas between, put over the file's")] = "",
+    seeds: Annotated[str, typer.Option(help="numbers with commas between, put over the file's")] = "",
+    quiet: Quiet = False,
+) -> None:
+    """Run several methods and seeds, and put them in one table. What --out holds already is kept and continued.
+
+    Example: `coterie compare experiments/fedcbo/table1-quick.toml --methods local,fedcbo --seeds 0,1,2`
+    """
+    from coterie import display, experiment
+
+    comparison = experiment.compare(
+        _tables(file, set),
+        methods=[name.strip() for name in methods.split(",") if name.strip()] or None,
+        seeds=[_whole_number(seed) for seed in seeds.split(",") if seed.strip()] or None,
+        out=out,
+        display=display.default_display(quiet),
+    )
+    _show_comparison(comparison)
+
+
+@app.command()
+def demo(out: Out = None, quiet: Quiet = False) -> None:
+    """Forty clients with rotated digits find their clusters, in a minute or two, on data that comes along."""
+    from coterie import display, experiment
+
+    file = Path(__file__).with_name("demo.toml")
+    target = out or experiment.unused(Path("runs") / "demo")
+    _show_comparison(experiment.compare(file, out=target, display=display.default_display(quiet)))
+
+
+@app.command()
+def methods(name: Annotated[str, typer.Argument(help="only this one")] = "") -> None:
+    """The methods, with each option's meaning and default."""
+    from coterie.methods import METHODS
+
+    _list_options(METHODS, "method", name)
+
+
+@app.command()
+def scenarios(name: Annotated[str, typer.Argument(help="only this one")] = "") -> None:
+    """The scenarios (who holds what), with each option's meaning and default."""
+    from coterie.data import SCENARIOS
+
+    _list_options(SCENARIOS, "scenario", name)
+
+
+@app.command()
+def models(name: Annotated[str, typer.Argument(help="only this one")] = "") -> None:
+    """The reference networks, with each option's meaning and default."""
+    from coterie.models import MODELS
+
+    _list_options(MODELS, "model", name)
+
+
+@app.command()
+def settings() -> None:
+    """The keys of a file outside its [scenario], [model] and [method] tables."""
+    from coterie.clients import Train
+    from coterie.config import Compare, Config
+
+    _print_options("at the top of the file", Config, leave_out={"scenario", "model", "train", "method", "compare"})
+    _print_options("\\[train]", Train)
+    _print_options("\\[compare]", Compare)
+
+
+@data_app.callback()
+def data(context: typer.Context) -> None:
+    """The data sets, where they are, and how to get them."""
+    if context.invoked_subcommand is not None:
+        return
+    from coterie.data import SOURCES, available, data_folder
+
+    table = Table("data", "what", "found", title=f"in {data_folder()}; set COTERIE_DATA to look elsewhere")
+    for name, spec in SOURCES.items():
+        table.add_row(name, spec.description, available(name) or f"no; try: coterie data fetch {name}")
+    Console().print(table)
+
+
+@data_app.command("fetch")
+def fetch_data(name: Annotated[str, typer.Argument(help="name of the data set, as `coterie data` lists it")]) -> None:
+    """Download a data set into the data folder: checked, resumable, from the first mirror that answers."""
+    from coterie.data import fetch
+
+    for path in fetch(name):
+        typer.echo(path)
+
+
+@app.command()
+def doctor() -> None:
+    """What this machine offers, and whether everything needed is there."""
+    from coterie.doctor import examine
+
+    table = Table("what", "found", show_header=False)
+    for what, found in examine():
+        table.add_row(what, found)
+    Console().print(table)
+
+
+def main() -> None:
+    """Run the program; a user's mistake ends it with one message and exit code 2."""
+    try:
+        code = app(standalone_mode=False)
+    except click.exceptions.Abort:
+        code = INTERRUPTED
+    except click.ClickException as error:
+        error.show()
+        code = error.exit_code
+    except CoterieError as error:
+        Console(stderr=True).print(f"error: {error}", markup=False, highlight=False, soft_wrap=True)
+        code = 2
+    sys.exit(code)
+
+
+def _tables(file: Path, settings: list[str]) -> dict[str, Any]:
+    """The tables of a file, or of the folder of a run, with settings put over them."""
+    from coterie import config
+
+    if not file.is_dir():
+        return config.read(file, settings)
+    from coterie.runs import RunFolder
+
+    tables = {key: value for key, value in RunFolder(file).config.items() if value is not None}
+    for setting in settings:
+        config.put(tables, setting)
+    return tables
+
+
+def _whole_number(text: str) -> int:
+    try:
+        return int(text)
+    except ValueError:
+        raise CoterieError(explain("--seeds", text, "whole numbers with commas between, such as 0,1,2")) from None
+
+
+def _show_run(result: "Run") -> None:
+    summary = result.summary
+    rows = {"method": summary["label"], "scenario": f"{summary['scenario']}, {summary['data'] or 'own data'}"}
+    if summary["accuracy"]:
+        figures = summary["accuracy"]
+        spread = (
+            f"clients from {_percent(figures['min'])} to {_percent(figures['max'])}, std {_percent(figures['std'])}"
+        )
+        rows["test accuracy"] = f"{_percent(figures['mean'])} % ({spread})"
+    rows["test loss"] = _number(summary["loss"])
+    rows["own-cluster selection"] = f"{_percent(summary['selection_rate'])} %"
+    rows["clusters found"] = f"adjusted Rand {_number(summary['clusters']['adjusted_rand'])}"
+    if summary["refused"]:
+        rows["refused clients"] = ", ".join(f"{who} ({why['reason']})" for who, why in summary["refused"].items())
+    rows["time"] = f"{summary['seconds']:.1f} s for {summary['rounds_completed']} rounds"
+    rows["report"] = str(result.folder.report)
+    table = Table(show_header=False)
+    for name, value in rows.items():
+        table.add_row(name, value)
+    Console().print(table)
+
+
+def _show_comparison(comparison: "Comparison") -> None:
+    table = Table(
+        "method", "seeds", "test accuracy %", "test loss", "own-cluster selection %", "adjusted Rand", "seconds"
+    )
+    for row in comparison.rows():
+        cells = [row["method"], str(row["seeds"])]
+        cells += [
+            _with_deviation(row, "accuracy", 100),
+            _with_deviation(row, "loss"),
+            _with_deviation(row, "selection_rate", 100),
+        ]
+        table.add_row(*cells, _with_deviation(row, "adjusted_rand"), _number(row["seconds"]))
+    if comparison.runs:
+        console = Console()
+        console.print(table)
+        console.print(f"report: {comparison.path / 'report.html'}", soft_wrap=True, highlight=False)
+    if not comparison.completed:
+        raise typer.Exit(INTERRUPTED)
+
+
+def _with_deviation(row: Mapping[str, Any], name: str, times: float = 1.0) -> str:
+    if row[name] is None:
+        return "–"
+    deviation = row[f"{name}_std"]
+    digits = 2
+    return f"{times * row[name]:.{digits}f}" + ("" if deviation is None else f" ± {times * deviation:.{digits}f}")
+
+
+def _percent(value: float | None) -> str:
+    return "–" if value is None else f"{100 * value:.1f}"
+
+
+def _number(value: float | None) -> str:
+    return "–" if value is None else f"{value:.3g}"
+
+
+def _list_options(table: "Mapping[str, type[Options]]", key: str, only: str) -> None:
+    if only and only not in table:
+        raise CoterieError(explain(key, only, ", ".join(table), nearest(only, table)))
+    for name, kind in table.items():
+        if not only or name == only:
+            _print_options(name, kind, leave_out={"name"})
+
+
+def _print_options(heading: str, kind: "type[Options]", leave_out: frozenset[str] | set[str] = frozenset()) -> None:
+    console = Console()
+    console.print(f"[bold]{heading}[/bold]")
+    console.print((kind.__doc__ or "").strip().split("\n\n")[0].replace("\n    ", " "), markup=False, highlight=False)
+    table = Table("option", "default", "meaning", box=None, pad_edge=True, header_style="dim")
+    for name, field in kind.model_fields.items():
+        if name not in leave_out:
+            default = "required" if field.is_required() else field.get_default(call_default_factory=True)
+            table.add_row(name, str(default), field.description or "")
+    console.print(table, end="\n\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,252 @@
+"""What clients do with their own data: train, judge models, draw noise; and the peers they downloaded.
+
+Everything has a leading axis C: a block of clients in a simulation, one client on a device.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from coterie.core import NOBODY
+from coterie.federation import Examples, Federation
+from coterie.kernels import Batch, Kernel
+from coterie.options import Options
+from coterie.randomness import Moment, bits, fold, normal, uniform
+
+
+class Train(Options):
+    """How a client trains on its own examples. The optimiser starts anew in each call, as in the papers' programs."""
+
+    epochs: int = Field(5, ge=1)
+    """passes over the client's examples in each round"""
+    batch_size: int = Field(50, ge=1)
+    """examples of a step; a last, smaller batch is kept"""
+    lr: float = Field(0.1, gt=0, allow_inf_nan=False)
+    """step size"""
+    momentum: float = Field(0.9, ge=0, lt=1)
+    """heavy-ball momentum"""
+    weight_decay: float = Field(0.0, ge=0, allow_inf_nan=False)
+    """pull of the parameters to zero, added to the gradient"""
+
+
+@dataclass(frozen=True)
+class Score:
+    """How models do on their client's test data."""
+
+    loss: Tensor  # [C] mean loss
+    accuracy: Tensor  # [C] share of right answers; zeros for a regression
+
+
+@dataclass(frozen=True)
+class Clients:
+    """Some clients of a federation at one moment of a run."""
+
+    ids: Tensor  # [C] int64, their numbers in the federation
+    rows: Tensor  # [C] int64, where their data lie in `data`
+    data: Federation
+    population: Tensor  # [N] int64: the keys of all clients, by id
+    kernel: Kernel
+    options: Train
+    moment: Moment
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    @property
+    def num_parameters(self) -> int:
+        """How many of a model's P numbers are parameters; batch statistics follow them."""
+        return self.kernel.layout.num_parameters
+
+    @property
+    def examples(self) -> Tensor:
+        """[C] how many examples each trains on."""
+        return self.data.train.count[self.rows]
+
+    @property
+    def judging(self) -> Examples:
+        """What clients judge models by: their validation examples, or the training examples where there are none."""
+        return self.data.validation or self.data.train
+
+    def keys(self, purpose: str) -> Tensor:
+        """[C] one key per client for draws of this purpose at this moment."""
+        return fold(self.moment.key(purpose), self.population[self.ids])
+
+    def train(self, theta: Tensor) -> Tensor:
+        """[C, P] -> [C, P]: local training, in blocks that fit the cache."""
+        size = self.kernel.cache_block
+        trained = torch.empty(len(self), self.kernel.layout.size, device=theta.device)
+        for begin in range(0, len(self), size):
+            block = slice(begin, begin + size)
+            trained[block] = self._part(block)._descend(theta[block])
+        return trained
+
+    def gradient(self, theta: Tensor) -> Tensor:
+        """[C, P]: the gradient of the mean loss over all of a client's training examples; zero for buffers."""
+        gradient = torch.zeros_like(theta)
+        whole = self.options.model_copy(update={"epochs": 1, "batch_size": self.data.train.x.shape[1]})
+        for begin in range(0, len(self), self.kernel.cache_block):
+            block = slice(begin, begin + self.kernel.cache_block)
+            batches = Batches(self._part(block), whole)
+            start = theta[block][batches.order].clone()  # the forward pass may move batch statistics
+            into = torch.zeros_like(start)
+            for batch in batches:
+                self.kernel.bind(start, into)(batch, 0.0, 1.0)
+            gradient[block] = into[batches.back]
+        return gradient
+
+    def loss(self, theta: Tensor) -> Tensor:
+        """[C]: the mean loss of each client's model on the examples it judges by."""
+        rows = torch.arange(len(self), device=theta.device)[:, None]
+        return self.losses(self.kernel.evaluation_copy(theta), rows)[:, 0]
+
+    def losses(self, models: Tensor, rows: Tensor) -> Tensor:
+        """[C, M]: for each client the mean losses of the models in its rows [C, M] of `models`."""
+        losses = torch.empty(rows.shape, device=models.device)
+        for client, data_row in enumerate(self.rows.tolist()):
+            count = self.judging.count[data_row]
+            x = self.judging.x[data_row, :count].to(models.dtype)
+            losses[client] = self.kernel.losses(models, rows[client], x, self.judging.y[data_row, :count])
+        return losses
+
+    def score(self, theta: Tensor) -> Score:
+        """Test each client's model on its test data; clients with one model and one test set are computed once."""
+        models = self.kernel.evaluation_copy(theta)
+        tests = self.data.test_of[self.rows].tolist()
+        found: list[tuple[float, float]] = []
+        for client, test in enumerate(tests):
+            if client and test == tests[client - 1] and torch.equal(models[client], models[client - 1]):
+                found.append(found[-1])
+            else:
+                found.append(self._test(models[client], *self.data.tests[test]))
+        loss, accuracy = torch.tensor(found, device=theta.device).T
+        return Score(loss, accuracy)
+
+    def uniform(self, purpose: str, count: int) -> Tensor:
+        """[C, count] uniform in [0, 1), a function of the client and the moment."""
+        return uniform(self.keys(purpose), count)
+
+    def normal(self, purpose: str, count: int) -> Tensor:
+        """[C, count] standard normals, a function of the client and the moment."""
+        return normal(self.keys(purpose), count)
+
+    def _test(self, vector: Tensor, x: Tensor, y: Tensor) -> tuple[float, float]:
+        outputs = self.kernel.outputs(vector, x.to(vector.dtype))
+        right = (outputs.argmax(1) == y).float().mean().item() if self.data.num_classes else 0.0
+        return self.kernel.mean_loss(outputs, y).item(), right
+
+    def _part(self, block: slice) -> "Clients":
+        return Clients(
+            self.ids[block], self.rows[block], self.data, self.population, self.kernel, self.options, self.moment
+        )
+
+    def _descend(self, theta: Tensor) -> Tensor:
+        """Stochastic gradient descent with momentum: v <- momentum v + gradient, theta <- theta - lr v."""
+        batches = Batches(self, self.options)
+        theta = theta[batches.order]
+        lr, momentum, decay = self.options.lr, self.options.momentum, self.options.weight_decay
+        velocity = torch.zeros_like(theta) if momentum or decay else None
+        bound = 0
+        for batch in batches:
+            if bound != len(batch.length):  # clients that have finished fall off the end
+                bound = len(batch.length)
+                now = theta[:bound]
+                speed = now if velocity is None else velocity[:bound]
+                accumulate = self.kernel.bind(now, into=speed)
+                parameters, change = now[:, : self.num_parameters], speed[:, : self.num_parameters]
+            if velocity is None:
+                accumulate(batch, 1.0, -lr)
+                continue
+            accumulate(batch, momentum, 1.0)
+            if decay:
+                change.add_(parameters, alpha=decay)
+            parameters.add_(change, alpha=-lr)
+        return theta[batches.back]
+
+
+class Peers:
+    """The published models a client asked for: a view into what the fleet holds, never a [C, M, P] tensor."""
+
+    def __init__(self, ids: Tensor, rows: Tensor, published: Tensor, judged: Tensor, kernel: Kernel) -> None:
+        self.ids = ids  # [C, M], NOBODY where a peer was not delivered
+        self._rows = rows  # [C, M] where it lies in `published`
+        self._published = published  # [rows, P]
+        self._judged = judged  # the same in the precision of evaluation
+        self._kernel = kernel
+
+    @property
+    def delivered(self) -> Tensor:
+        """[C, M] bool"""
+        return self.ids != NOBODY
+
+    def losses(self, clients: Clients) -> Tensor:
+        """[C, M]: the mean loss of each peer's model on the asking client's examples; infinite where undelivered."""
+        return clients.losses(self._judged, self._rows).masked_fill(~self.delivered, torch.inf)
+
+    def mix(self, weights: Tensor, otherwise: Tensor) -> Tensor:
+        """[C, P]: the weighted sums of the peers' models; `otherwise` [C, P] for clients whose weights are all zero."""
+        mixed = self._kernel.mix(self._published, self._rows, weights * self.delivered)
+        return torch.where((weights * self.delivered).any(1, keepdim=True), mixed, otherwise)
+
+    def row(self, m: int) -> Tensor:
+        """[C, P]: the m-th peer's model of each client."""
+        return self._published[self._rows[:, m]]
+
+
+class Batches:
+    """The mini-batches of some clients: each shuffles its own examples in every epoch, by a function of its key.
+
+    Clients with more steps stand first (`order`), so those still training are always the first so many.
+    """
+
+    def __init__(self, clients: Clients, options: Train) -> None:
+        self._epochs = options.epochs
+        self._x = clients.data.train.x.flatten(0, 1)  # [N n, ...], a view
+        self._y = clients.data.train.y.flatten(0, 1)
+        self._size = options.batch_size
+        steps = -(-clients.examples // options.batch_size)
+        self.order = torch.argsort(steps, descending=True, stable=True)  # [C]
+        self.back = torch.argsort(self.order)
+        self._steps: list[int] = steps[self.order].tolist()  # in one epoch, descending
+        self._counts: list[int] = clients.examples[self.order].tolist()
+        self._longest = clients.data.train.x.shape[1]
+        self._begin = (clients.rows[self.order] * self._longest)[:, None]
+        self._shuffle = clients.keys("shuffle")[self.order]
+        self._dropout = clients.keys("dropout")[self.order]
+
+    def __iter__(self) -> Iterator[Batch]:
+        epochs = self._epochs
+        examples = torch.empty(len(self._steps), self._longest, dtype=torch.int64, device=self._begin.device)
+        for step in range(epochs * self._steps[0]):
+            active = sum(epochs * steps > step for steps in self._steps)
+            for epoch in {step // steps for steps in self._steps[:active] if step % steps == 0}:
+                new = [c for c in range(active) if step == epoch * self._steps[c]]
+                examples[new] = self._shuffled(new, epoch)
+            yield self._batch(examples[:active], step)
+
+    def _shuffled(self, clients: list[int], epoch: int) -> Tensor:
+        """The places in the flat data of these clients' examples, in the order of this epoch; padding last."""
+        at = torch.tensor(clients, device=self._begin.device)
+        scores = bits(fold(self._shuffle[at], torch.tensor(epoch, device=at.device)), self._longest)
+        for score, client in zip(scores, clients, strict=True):
+            score[self._counts[client] :] = torch.iinfo(torch.int64).max
+        return self._begin[at] + torch.argsort(scores, dim=1, stable=True)
+
+    def _batch(self, examples: Tensor, step: int) -> Batch:
+        begins = [step % steps * self._size for steps in self._steps[: len(examples)]]
+        length = [min(self._size, count - begin) for count, begin in zip(self._counts, begins, strict=False)]
+        longest = max(length)
+        if len(set(begins)) == 1:
+            chosen = examples[:, begins[0] : begins[0] + longest]
+        else:  # a place beyond the client's last is padding of its own row
+            places = torch.tensor(begins, device=examples.device)[:, None] + torch.arange(
+                longest, device=examples.device
+            )
+            chosen = examples.gather(1, places.clamp(max=self._longest - 1))
+        shape = (len(examples), longest)
+        x = self._x.index_select(0, chosen.reshape(-1)).unflatten(0, shape)
+        y = self._y.index_select(0, chosen.reshape(-1)).unflatten(0, shape)
+        keys = fold(self._dropout[: len(examples)], torch.tensor(step, device=examples.device))
+        return Batch(x, y, length, keys, full=min(length) == longest)

@@ -1,0 +1,163 @@
+"""The configuration of a run: one TOML file, every key validated, every mistake one clear sentence."""
+
+import tomllib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal, TypeVar
+
+from pydantic import Field, SerializeAsAny, ValidationError
+from pydantic_core import ErrorDetails
+
+from coterie.clients import Train
+from coterie.data import SCENARIOS
+from coterie.errors import ConfigError, explain, nearest
+from coterie.kernels import KernelName, Precision
+from coterie.methods import METHODS
+from coterie.models import MODELS
+from coterie.options import Options
+
+TABLES: dict[str, tuple[Mapping[str, type[Options]], str]] = {  # what there is, and which stands where none is named
+    "scenario": (SCENARIOS, "rotated"),
+    "model": (MODELS, "mlp"),
+    "method": (METHODS, "fedcbo"),
+}
+
+
+Kind = TypeVar("Kind", bound=Options)
+
+
+class Compare(Options):
+    """What `coterie compare` runs side by side."""
+
+    methods: list[str | dict[str, Any]] = Field(["local", "fedavg", "ifca", "oracle", "fedcbo"], min_length=1)
+    """names of methods, or tables with a name, other keys of that method, and a label to show"""
+    seeds: list[int] = Field([0], min_length=1)
+    """one run of each method for each seed"""
+
+
+class Config(Options):
+    """Everything that determines a run. Names of tables choose among what `coterie methods` and the like list."""
+
+    seed: int = Field(0, ge=0, lt=2**63)
+    """all randomness follows from it"""
+    rounds: int = Field(12, ge=1)
+    """communication rounds"""
+    evaluate_every: int = Field(1, ge=1)
+    """rounds between evaluations on test data; the last round is always evaluated"""
+    checkpoint_every: int = Field(1, ge=1)
+    """rounds between checkpoints; the last round always leaves one"""
+    participation: float = Field(1.0, gt=0, le=1)
+    """share of the clients that take part in a round"""
+    initial: Literal["common", "own"] = "common"
+    """whether all clients start from one initial model or each from its own"""
+    kernel: KernelName = "auto"
+    """how many models are computed at once: auto, loop, vmap or batched"""
+    precision: Precision = "float32"
+    """arithmetic of evaluation, of peers as of tests: float32, or bf16 for speed where the processor has it"""
+    device: str = "cpu"
+    """torch device of the simulation"""
+    threads: int | None = Field(None, ge=1)
+    """blocks of clients computed at a time; default: the cores there are"""
+    block: int | None = Field(None, ge=1)
+    """clients of a block; default: what fits"""
+    save_models: bool = True
+    """whether every client's final model is kept in the run's folder"""
+    scenario: SerializeAsAny[Options] | None = None
+    """who holds what"""
+    model: SerializeAsAny[Options] | None = None
+    """what every client computes"""
+    train: Train = Train()
+    """how a client trains"""
+    method: SerializeAsAny[Options]
+    """how clients collaborate"""
+    label: str = ""
+    """what tables and figures call this run; default: the method's name"""
+    compare: Compare | None = None
+    """what `coterie compare` runs side by side"""
+
+    @property
+    def shown(self) -> str:
+        """The name for tables and figures."""
+        return self.label or str(getattr(self.method, "name", type(self.method).__name__))
+
+
+def parse(tables: Mapping[str, Any], *, own_data: bool = False) -> Config:
+    """Validate a whole configuration; `own_data` leaves scenario and model to the caller."""
+    values = dict(tables)
+    for key, (known, default) in TABLES.items():
+        if own_data and key != "method":
+            if key in values:
+                raise ConfigError(
+                    explain(key, values[key], "nothing, since the data or model were given", "Remove it.")
+                )
+        elif not isinstance(values.get(key), Options):
+            values[key] = parse_table(key, values.get(key, {}), known, default)
+    if "train" in values:
+        values["train"] = validated(Train, values["train"], "train.")
+    if isinstance(values.get("compare"), Mapping):
+        values["compare"] = validated(Compare, values["compare"], "compare.")
+    return validated(Config, values, "")
+
+
+def parse_table(key: str, table: Any, known: Mapping[str, type[Options]], default: str) -> Options:
+    """A table whose `name` says which options it takes."""
+    if not isinstance(table, Mapping):
+        raise ConfigError(explain(key, table, f"a table such as [{key}] with a name", f"Names: {', '.join(known)}."))
+    name = table.get("name", default)
+    if name not in known:
+        raise ConfigError(explain(f"{key}.name", name, ", ".join(known), nearest(str(name), known)))
+    return validated(known[name], {**table, "name": name}, f"{key}.")
+
+
+def validated(kind: type[Kind], values: Any, prefix: str) -> Kind:
+    """The options of these values, or a ConfigError that names the first key that is wrong."""
+    try:
+        return values if isinstance(values, kind) else kind.model_validate(values)
+    except ValidationError as error:
+        raise ConfigError("\n".join(_sentence(one, kind, prefix) for one in error.errors())) from None
+
+
+def _sentence(error: ErrorDetails, kind: type[Options], prefix: str) -> str:
+    where = prefix + ".".join(str(part) for part in error["loc"])
+    if error["type"] == "extra_forbidden":
+        known = [name for name in kind.model_fields if name != "name"]
+        hint = nearest(str(error["loc"][-1]), known)
+        return f"{where}: unknown key{'; ' + hint if hint else '.'} Known keys here: {', '.join(known)}."
+    allowed = error["msg"].removeprefix("Input should be ").removeprefix("a valid ").replace("'", '"')
+    description = kind.model_fields[str(error["loc"][0])].description if error["loc"] else None
+    return explain(where, error["input"], allowed, f"It is {description}." if description else "")
+
+
+def read(path: Path, settings: Sequence[str] = ()) -> dict[str, Any]:
+    """The tables of a TOML file, with `key=value` settings such as method.alpha=20 put over them."""
+    try:
+        tables = tomllib.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise ConfigError(f"{path}: no such file. Name a TOML file, such as one of experiments/.") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path}: cannot be read: {error}.") from None
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError(f"{path}: not valid TOML: {error}.") from None
+    for setting in settings:
+        put(tables, setting)
+    return tables
+
+
+def put(tables: dict[str, Any], setting: str) -> None:
+    """Set one key, given as table.key=value with a TOML value; anything that is no TOML value is text."""
+    key, equals, text = setting.partition("=")
+    if not equals or not key.strip():
+        raise ConfigError(explain("--set", setting, "key=value, such as method.alpha=20"))
+    try:
+        value = tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        value = text.strip()
+    *path, last = key.strip().split(".")
+    table: Any = tables
+    for part in path:
+        table = table.setdefault(part, {})
+        if not isinstance(table, dict):
+            raise ConfigError(explain("--set", setting, f"a key inside a table; {part} is not one"))
+    if last == "name" and path and table.get("name", value) != value:
+        table.clear()  # the other one's keys mean nothing here
+    table[last] = value

@@ -1,0 +1,23 @@
+"""Consensus: how losses become weights, and models an average. Shared by methods and particles."""
+
+import torch
+from torch import Tensor
+
+
+def gibbs(losses: Tensor, alpha: float) -> Tensor:
+    """[..., M]: weights exp(-alpha L_i) / sum_k exp(-alpha L_k), fedcbo-jmlr.txt (21), computed in the log domain:
+    exp(-alpha L) itself underflows for the paper's own settings. A NaN or infinite loss gets weight zero; if all losses
+    are such, all weights are zero.
+    """
+    finite = torch.isfinite(losses)
+    logits = torch.where(finite, -alpha * losses, -torch.inf)
+    weights = torch.softmax(logits, dim=-1)
+    return torch.where(finite.any(-1, keepdim=True), weights, 0.0)
+
+
+def mean_by_group(models: Tensor, group: Tensor, weight: Tensor, otherwise: Tensor) -> Tensor:
+    """[K, P]: the weighted mean of the models [R, P] of each group [R]; `otherwise` [K, P] for groups without any."""
+    share = torch.zeros(len(otherwise), len(models), device=models.device)
+    share[group, torch.arange(len(models), device=models.device)] = weight.to(share.dtype)
+    total = share.sum(1, keepdim=True)
+    return torch.where(total > 0, (share / total.clamp(min=1e-38)) @ models, otherwise)

@@ -1,0 +1,173 @@
+"""The seam everything hangs on: a round is a generator of exchanges, and a fleet answers them.
+
+Shapes, here and everywhere:
+
+    N  clients of the federation      P  numbers in a model (parameters first, then float buffers)
+    S  clients asked in an exchange   M  peers a client downloads
+    R  clients that replied, R <= S   n  examples of a client, b of a batch
+    C  clients of one process: a block of them in simulation, one on a device
+"""
+
+from collections.abc import Callable, Generator, Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from itertools import count
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+
+import torch
+from torch import Tensor
+
+from coterie.randomness import Moment
+
+if TYPE_CHECKING:
+    from coterie.clients import Clients, Peers
+
+Tensors = Mapping[str, Tensor]
+State = Mapping[str, Tensor]  # what the coordinator remembers between rounds
+Exchanges = Generator["Ask", "Replies", State]
+NOBODY = -1  # stands where a client was asked for a peer and has none to name
+
+
+@dataclass(frozen=True)
+class Given:
+    """What a task is handed beside the client's own memory."""
+
+    each: Tensors  # [C, ...] a value per client
+    shared: Tensors  # one value for all
+    peers: "Peers | None" = None  # the published models this client asked for
+
+    def __getitem__(self, name: str) -> Tensor:
+        return self.each[name] if name in self.each else self.shared[name]
+
+    @property
+    def downloaded(self) -> "Peers":
+        """The peers, for a task that is never asked without them."""
+        assert self.peers is not None, "the exchange names no peers"
+        return self.peers
+
+
+Task = Callable[["Clients", Tensors, Given], tuple[Tensors, Tensors]]  # -> (new memory, reply)
+AnyTask = TypeVar("AnyTask", bound=Callable[..., tuple[Tensors, Tensors]])
+
+
+def client_task(task: AnyTask) -> AnyTask:
+    """Marks what may be asked of a client: it runs where the data is, and only tensors go in and out.
+
+    A reply named "publish" [C, P] goes to the fleet, which keeps it for the round and delivers it to the clients
+    that ask for this peer; the coordinator's algorithm does not see it.
+    """
+    task.__client_task__ = True  # type: ignore[attr-defined]
+    return task
+
+
+@dataclass(frozen=True)
+class Ask:
+    """One exchange: "these clients, do this"."""
+
+    task: Task
+    clients: Tensor  # [S] ids of those asked
+    each: Tensors = field(default_factory=dict)  # [S, ...]
+    shared: Tensors = field(default_factory=dict)
+    peers: Tensor | None = None  # [S, M] ids whose published models are delivered to each client, or NOBODY
+
+    def __post_init__(self) -> None:
+        if not getattr(self.task, "__client_task__", False):
+            raise TypeError(f"{self.task} is not marked @client_task, so no client may be asked to do it")
+
+
+class NobodyAnswered(Exception):
+    """Every client asked was silent or refused; the round ends here and the state stays as it was."""
+
+
+@dataclass(frozen=True)
+class Replies:
+    """What came back: a silent client is absent, a refused one is absent and named."""
+
+    clients: Tensor  # [R]
+    values: Tensors  # [R, ...]
+    refused: Mapping[int, str] = field(default_factory=dict)  # client id: why
+
+    def __getitem__(self, name: str) -> Tensor:
+        if not len(self.clients):
+            raise NobodyAnswered
+        return self.values[name]
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What a method may know when it starts. Only the oracle looks at `clusters`."""
+
+    num_clients: int
+    initial: Callable[[int], Tensor]  # the i-th initial model [P]; 0 is the one all start from
+    clusters: Tensor | None = None  # [N]
+
+
+class Method(Protocol):
+    """A frozen set of hyperparameters and what to do with them; nothing is remembered on self."""
+
+    def client_memory(self, theta: Tensor, num_clients: int) -> Tensors:
+        """What each client remembers at first [C, ...]; private, it never leaves the client. theta: [C, P]."""
+        ...
+
+    def start(self, setting: Setting) -> State:
+        """What the coordinator remembers at first. An entry "group" [N] says whose models it averages together."""
+        ...
+
+    def round(self, state: State, cohort: Tensor, moment: Moment) -> Exchanges:
+        """One round with the clients of the cohort; returns the new state."""
+        ...
+
+    def serving(self, clients: "Clients", memory: Tensors, given: Given) -> Tensor:
+        """The models the clients predict with [C, P]; `given` holds the coordinator's state."""
+        ...
+
+
+class Fleet(Protocol):
+    """Answers exchanges. Fleets are the only difference between a simulation and a deployment."""
+
+    name: str
+    num_clients: int
+
+    def answer(self, ask: Ask, moment: Moment) -> Replies: ...
+    def memory(self) -> Tensors:
+        """All clients' memories [N, ...], for a checkpoint."""
+        ...
+
+    def restore(self, memory: Tensors) -> None: ...
+
+
+def run_round(
+    method: Method,
+    fleet: Fleet,
+    state: State,
+    cohort: Tensor,
+    moment: Moment,
+    watch: Callable[[Ask, Replies], Any] = lambda ask, replies: None,
+) -> State:
+    """Carry one round's exchanges between the method and the fleet."""
+    exchanges = method.round(state, cohort, moment)
+    try:
+        ask = next(exchanges)
+        for exchange in count():
+            replies = fleet.answer(ask, replace(moment, exchange=exchange))
+            watch(ask, replies)
+            ask = exchanges.send(replies)
+    except StopIteration as finished:
+        new_state: State = finished.value
+        return new_state
+    except NobodyAnswered:
+        return state
+    raise AssertionError("unreachable: counting never ends")
+
+
+def keep_rows(values: Tensors, rows: Tensor) -> dict[str, Tensor]:
+    """The same rows of every tensor."""
+    return {name: value[rows] for name, value in values.items()}
+
+
+def finite_rows(values: Iterable[Tensor], count: int) -> Tensor:
+    """[count] bool: rows in which no floating value [count, ...] is NaN or infinite."""
+    good = torch.ones(count, dtype=torch.bool)
+    for value in values:
+        if value.is_floating_point():
+            good = good.to(value.device) & torch.isfinite(value).reshape(count, -1).all(1)
+    return good

@@ -1,0 +1,129 @@
+"""All clients in this process: exchanges are answered in blocks of clients, side by side on the machine's cores."""
+
+import math
+import os
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from coterie.clients import Clients, Peers, Train
+from coterie.core import NOBODY, Ask, Given, Replies, Tensors, finite_rows, keep_rows
+from coterie.federation import Federation
+from coterie.kernels import Kernel
+from coterie.randomness import Moment
+
+BLOCK_BYTES = 256 << 20  # of models in one block: bounds what a thread holds besides the clients' memories
+
+
+@dataclass(frozen=True)
+class _Published:
+    """What clients published; only accepted rows are there, and memory is touched only where they are."""
+
+    models: Tensor  # [N, P]
+    there: Tensor  # [N] bool
+
+    @staticmethod
+    def none(size: int, like: Tensor) -> "_Published":
+        """Room for all clients' models of this size."""
+        return _Published(torch.empty(len(like), size, device=like.device), torch.zeros_like(like))
+
+    def add(self, ids: Tensor, models: Tensor) -> None:
+        """Take in the models [R, P] of these clients [R]."""
+        self.models[ids] = models
+        self.there[ids] = True
+
+
+class SimulatedFleet:
+    """The default fleet. Results do not depend on `block` (clients of a block) nor on `threads`.
+
+    A client whose new memory or reply holds a NaN or an infinity is refused: it is absent from the replies, what it
+    published reaches nobody, and its memory stays as it was before the exchange.
+    """
+
+    name = "simulated"
+
+    def __init__(
+        self,
+        federation: Federation,
+        kernel: Kernel,
+        options: Train,
+        memory: Tensors,
+        *,
+        block: int | None = None,
+        threads: int | None = None,
+    ) -> None:
+        self.num_clients = federation.num_clients
+        self._federation = federation
+        self._kernel = kernel
+        self._options = options
+        self._memory = dict(memory)
+        self._block = block
+        self._round = -1
+        self._published = _Published.none(kernel.layout.size, federation.keys.bool())
+        self._pool = ThreadPoolExecutor(threads or available_cores(), initializer=torch.set_num_threads, initargs=(1,))
+
+    def memory(self) -> Tensors:
+        """All clients' memories [N, ...]; not a copy."""
+        return self._memory
+
+    def restore(self, memory: Tensors) -> None:
+        """Go on from a checkpoint."""
+        self._memory = dict(memory)
+
+    def close(self) -> None:
+        """End the threads."""
+        self._pool.shutdown()
+
+    def answer(self, ask: Ask, moment: Moment) -> Replies:
+        """Do the task for all clients asked; what they publish is seen from the next exchange on."""
+        if self._round != moment.round:  # what was published lives for one round
+            self._round = moment.round
+            self._published.there.zero_()
+        delivered = self._published
+        outbox = delivered if ask.peers is None else _Published.none(self._kernel.layout.size, delivered.there)
+        judged = delivered.models if ask.peers is None else self._kernel.evaluation_copy(delivered.models)
+        blocks = self._blocks(len(ask.clients))
+        answers = list(self._pool.map(lambda rows: self._answer_block(ask, moment, rows, judged, outbox), blocks))
+        if outbox is not delivered and outbox.there.any():
+            delivered.add(outbox.there.nonzero()[:, 0], outbox.models[outbox.there])
+        accepted = torch.cat([good for good, _ in answers])
+        values = {name: torch.cat([reply[name] for _, reply in answers]) for name in answers[0][1]}
+        refused = {int(client): "non-finite model or reply" for client in ask.clients[~accepted]}
+        return Replies(ask.clients[accepted], values, refused)
+
+    def _blocks(self, asked: int) -> Iterator[slice]:
+        """An eighth of the clients a block, so that cores end together, and no more than fit the memory."""
+        fitting = max(1, BLOCK_BYTES // (4 * self._kernel.layout.size))
+        size = self._block or min(fitting, 64, math.ceil(asked / 8))
+        return (slice(begin, begin + size) for begin in range(0, asked, size))
+
+    def _answer_block(
+        self, ask: Ask, moment: Moment, rows: slice, judged: Tensor, outbox: "_Published"
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        """Returns which of the block's clients are accepted, and the replies of those."""
+        ids = ask.clients[rows]
+        clients = Clients(ids, ids, self._federation, self._federation.keys, self._kernel, self._options, moment)
+        peers = None if ask.peers is None else self._peers(ask.peers[rows], judged)
+        given = Given({name: value[rows] for name, value in ask.each.items()}, ask.shared, peers)
+        with torch.no_grad():
+            memory, reply = ask.task(clients, keep_rows(self._memory, ids), given)
+        accepted = finite_rows((*memory.values(), *reply.values()), len(ids))
+        for name, value in memory.items():
+            self._memory[name][ids[accepted]] = value[accepted]
+        replies = keep_rows(reply, accepted)
+        if (models := replies.pop("publish", None)) is not None:
+            outbox.add(ids[accepted], models)
+        return accepted, replies
+
+    def _peers(self, ids: Tensor, judged: Tensor) -> Peers:
+        rows = ids.clamp(min=0)
+        there = (ids != NOBODY) & self._published.there[rows]
+        return Peers(ids.masked_fill(~there, NOBODY), rows, self._published.models, judged, self._kernel)
+
+
+def available_cores() -> int:
+    """The cores this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -1,0 +1,101 @@
+"""What a kernel is, and the parts all kernels share: one model's forward pass, peers' losses, mixtures."""
+
+import copy
+import threading
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from coterie.model import Layout, Model, loss_per_example
+
+Precision = Literal["float32", "bf16"]
+CHUNK = 2048  # examples of one forward pass in evaluation: bounds its memory
+
+
+@dataclass(frozen=True)
+class Batch:
+    """One mini-batch of each of C clients; rows beyond a client's length are padding."""
+
+    x: Tensor  # [C, b, ...]
+    y: Tensor  # [C, b, ...]
+    length: list[int]  # C numbers, at least 1 each
+    keys: Tensor  # [C] int64, for dropout
+    full: bool  # no padding anywhere
+
+
+Accumulate = Callable[[Batch, float, float], None]
+
+
+class Kernel(ABC):
+    """Computes with rows of theta [C, P]; the client's mathematics is written once, above it."""
+
+    name: str
+    cache_block: int = 1  # clients that train side by side
+    agrees_to: float = 0.0  # how far a number may be from the loop kernel's, relative to the largest of its tensor
+
+    def __init__(self, model: Model, precision: Precision = "float32") -> None:
+        self.model = model
+        self.layout: Layout = model.layout
+        self.precision = precision
+        self._own = threading.local()
+
+    @abstractmethod
+    def bind(self, theta: Tensor, into: Tensor) -> Accumulate:
+        """A function (batch, keep, times) that does, for the parameters of every row,
+        into <- keep * into + times * gradient of the batch's mean loss at theta.
+
+        `into` may be theta itself. Buffers of theta (batch statistics) are updated by the forward pass.
+        """
+
+    def evaluation_copy(self, theta: Tensor) -> Tensor:
+        """theta in the precision in which models are evaluated."""
+        return theta.to(torch.bfloat16) if self.precision == "bf16" else theta
+
+    @torch.no_grad()
+    def outputs(self, vector: Tensor, x: Tensor) -> Tensor:
+        """[n, ...] float32: what one model, in evaluation mode, answers to x [n, ...] of the vector's dtype."""
+        module = self._module(vector.dtype, training=False)
+        point_at(self.layout, module, vector)
+        return torch.cat([module(part).float() for part in x.split(CHUNK)])
+
+    @torch.no_grad()
+    def losses(self, models: Tensor, rows: Tensor, x: Tensor, y: Tensor) -> Tensor:
+        """[M]: the mean loss on one client's examples x [n, ...], y [n, ...] of the models in these rows [M]."""
+        return torch.stack([self.mean_loss(self.outputs(models[row], x), y) for row in rows.tolist()])
+
+    def mean_loss(self, outputs: Tensor, y: Tensor) -> Tensor:
+        """The mean over the examples, in float32."""
+        return loss_per_example(self.model.loss, outputs, y).mean()
+
+    @torch.no_grad()
+    def mix(self, models: Tensor, rows: Tensor, weights: Tensor) -> Tensor:
+        """[C, P]: for each client the sum of the models in its rows [C, M], weighted [C, M]; added in order."""
+        mixed = models.new_zeros(len(rows), models.shape[1])
+        for out, chosen, weight in zip(mixed, rows.tolist(), weights.tolist(), strict=True):
+            for row, share in zip(chosen, weight, strict=True):
+                if share:
+                    out.add_(models[row], alpha=share)
+        return mixed
+
+    def _module(self, dtype: torch.dtype = torch.float32, *, training: bool) -> nn.Module:
+        """This thread's module of a dtype, to be pointed at rows of theta."""
+        modules: dict[torch.dtype, nn.Module] = self._own.__dict__.setdefault("modules", {})
+        if dtype not in modules:
+            modules[dtype] = copy.deepcopy(self.model.module).to(dtype)
+        return modules[dtype].train(training)
+
+
+def point_at(layout: Layout, module: nn.Module, row: Tensor) -> list[nn.Parameter]:
+    """Make the module's parameters and buffers views of a row of theta; returns its parameters."""
+    tensors = dict(module.named_parameters())
+    for piece in layout.parameters:
+        tensors[piece.name].data = piece.of(row)
+    if layout.buffers:
+        buffers = dict(module.named_buffers())
+        for piece in layout.buffers:
+            buffers[piece.name].data = piece.of(row)
+    return [tensors[piece.name] for piece in layout.parameters]

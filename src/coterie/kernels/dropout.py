@@ -1,0 +1,56 @@
+"""Dropout as a function of a key, so that a client drops the same units on every kernel and every fleet."""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+
+from coterie.errors import ModelError
+from coterie.randomness import fold, uniform
+
+_WHOLE_CHANNELS = (F.dropout1d, F.dropout2d, F.dropout3d)
+_OTHER_DRAWS = {
+    "alpha_dropout", "feature_alpha_dropout", "rrelu", "gumbel_softmax", "bernoulli", "rand", "rand_like", "randn",
+    "randn_like", "randint", "multinomial",
+}  # fmt: skip
+
+
+class KeyedDropout(TorchFunctionMode):
+    """While entered, functional dropout draws its masks from `key`; any other draw in a forward pass is refused."""
+
+    def __init__(self, key: Tensor) -> None:
+        super().__init__()
+        self._key = key
+        self._calls = 0
+
+    def __torch_function__(
+        self,
+        function: Callable[..., Any],
+        types: Sequence[type],
+        args: tuple[Any, ...] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        if function is F.dropout or function in _WHOLE_CHANNELS:
+            return self._dropout(function in _WHOLE_CHANNELS, *args, **(kwargs or {}))
+        if getattr(function, "__name__", "") in _OTHER_DRAWS:
+            raise ModelError(
+                f"model: its forward pass draws random numbers by {function.__name__}; allowed: dropout, dropout1d, "
+                "dropout2d, dropout3d, which are made reproducible. Replace the other draws."
+            )
+        return function(*args, **(kwargs or {}))
+
+    def _dropout(
+        self, channels: bool, input: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False
+    ) -> Tensor:
+        if not training or p == 0.0:
+            return input
+        if p == 1.0:
+            return torch.zeros_like(input)
+        self._calls += 1
+        key = fold(self._key, torch.tensor(self._calls, device=input.device))
+        shape = (*input.shape[:2], *(1 for _ in input.shape[2:])) if channels else input.shape
+        kept = uniform(key, shape.numel() if isinstance(shape, torch.Size) else shape[0] * shape[1]).reshape(shape) >= p
+        return input * kept / (1.0 - p)

@@ -1,0 +1,49 @@
+"""IFCA: as many models as there are clusters, each client trains the one that suits it best."""
+
+from typing import Literal
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from coterie.clients import Clients
+from coterie.consensus import mean_by_group
+from coterie.core import NOBODY, Ask, Exchanges, Given, Setting, State, Tensors, client_task
+from coterie.options import Options
+from coterie.randomness import Moment
+
+
+class IFCA(Options):
+    """The coordinator holds k models; a client trains the one with the smallest loss on its own examples, and each
+    model becomes the mean of those trained from it (Ghosh et al. 2020, model averaging)."""
+
+    name: Literal["ifca"] = "ifca"
+    clusters: int = Field(4, ge=1)
+    """k: how many models; IFCA has to be told"""
+
+    def client_memory(self, theta: Tensor, num_clients: int) -> Tensors:
+        return {}
+
+    def start(self, setting: Setting) -> State:
+        centres = torch.stack([setting.initial(number) for number in range(self.clusters)])
+        return {"centres": centres, "group": torch.full((setting.num_clients,), NOBODY)}
+
+    def nearest(self, clients: Clients, centres: Tensor) -> Tensor:
+        """[C]: the model with the smallest loss for each client."""
+        every = torch.arange(len(centres), device=centres.device).expand(len(clients), -1)
+        return clients.losses(clients.kernel.evaluation_copy(centres), every).argmin(1)
+
+    @client_task
+    def local_update(self, clients: Clients, memory: Tensors, given: Given) -> tuple[Tensors, Tensors]:
+        choice = self.nearest(clients, given["centres"])
+        theta = clients.train(given["centres"][choice])
+        return {}, {"theta": theta, "choice": choice, "examples": clients.examples}
+
+    def round(self, state: State, cohort: Tensor, moment: Moment) -> Exchanges:
+        trained = yield Ask(self.local_update, cohort, shared={"centres": state["centres"]})
+        choice = trained["choice"]
+        centres = mean_by_group(trained["theta"], choice, trained["examples"], otherwise=state["centres"])
+        return {"centres": centres, "group": state["group"].index_put((trained.clients,), choice)}
+
+    def serving(self, clients: Clients, memory: Tensors, given: Given) -> Tensor:
+        return given["centres"][self.nearest(clients, given["centres"])]

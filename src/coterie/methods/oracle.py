@@ -1,0 +1,42 @@
+"""The oracle: FedAvg inside the true clusters, which it is told."""
+
+from typing import Literal
+
+from torch import Tensor
+
+from coterie.clients import Clients
+from coterie.consensus import mean_by_group
+from coterie.core import Ask, Exchanges, Given, Setting, State, Tensors, client_task
+from coterie.errors import ConfigError, explain
+from coterie.options import Options
+from coterie.randomness import Moment
+
+
+class Oracle(Options):
+    """FedAvg inside each true cluster: what knowing the clusters would give."""
+
+    name: Literal["oracle"] = "oracle"
+
+    def client_memory(self, theta: Tensor, num_clients: int) -> Tensors:
+        return {}
+
+    def start(self, setting: Setting) -> State:
+        if setting.clusters is None:
+            allowed = "a scenario whose clusters are known (rotated, label-permuted, disjoint-classes)"
+            raise ConfigError(explain("method.name", "oracle", allowed, "Use another method or scenario."))
+        number_of_clusters = int(setting.clusters.max()) + 1
+        return {"centres": setting.initial(0).repeat(number_of_clusters, 1), "group": setting.clusters}
+
+    @client_task
+    def local_update(self, clients: Clients, memory: Tensors, given: Given) -> tuple[Tensors, Tensors]:
+        theta = clients.train(given["centres"][given["group"][clients.ids]])
+        return {}, {"theta": theta, "examples": clients.examples}
+
+    def round(self, state: State, cohort: Tensor, moment: Moment) -> Exchanges:
+        trained = yield Ask(self.local_update, cohort, shared=state)
+        group = state["group"][trained.clients]
+        centres = mean_by_group(trained["theta"], group, trained["examples"], otherwise=state["centres"])
+        return {**state, "centres": centres}
+
+    def serving(self, clients: Clients, memory: Tensors, given: Given) -> Tensor:
+        return given["centres"][given["group"][clients.ids]]

@@ -1,0 +1,86 @@
+"""What is measured of a run: who learned from whom, and what clusters that shows."""
+
+import math
+from typing import Any
+
+import numpy as np
+import torch
+from sklearn.cluster import KMeans
+from sklearn.metrics import adjusted_rand_score
+from torch import Tensor
+
+from coterie.core import NOBODY
+
+MOST_CLUSTERS = 32
+
+
+def links_from_peers(clients: Tensor, peers: Tensor, num_clients: int) -> Tensor:
+    """[N, N]: 1 where the row's client downloaded the column's model; peers [S, M] of clients [S]."""
+    links = torch.zeros(num_clients, num_clients + 1)
+    links[clients[:, None].cpu(), peers.cpu()] = 1.0  # NOBODY = -1 falls into the last column
+    return links[:, :num_clients]
+
+
+def links_from_groups(group: Tensor) -> Tensor:
+    """[N, N]: 1 between different clients whose models are averaged together."""
+    group = group.cpu()
+    together = (group[:, None] == group) & (group[:, None] != NOBODY)
+    return together.fill_diagonal_(False).float()
+
+
+def selection_rate(links: Tensor, clusters: Tensor | None) -> float | None:
+    """The mean over clients of the share of own-cluster peers among those they learned from, fedcbo-jmlr.txt (24)."""
+    learned = links.sum(1)
+    if clusters is None or not learned.any():
+        return None
+    same = (clusters[:, None] == clusters).cpu()
+    rates = (links * same).sum(1)[learned > 0] / learned[learned > 0]
+    return float(rates.mean())
+
+
+def best_selection_rate(exploration: float, download: int, cohort: Tensor, clusters: Tensor | None) -> float | None:
+    """What a client that knows the clusters could reach while exploring at random: fedcbo-jmlr.txt, Remark 9."""
+    if clusters is None or len(cohort) < 2:
+        return None
+    own = clusters[cohort]
+    mates = (own[:, None] == own).sum(1).double() - 1
+    budget = min(download, len(cohort) - 1)
+    random = min(round(exploration * download), budget)
+    met = random * mates / (len(cohort) - 1)
+    rates = (met + torch.minimum(mates - met, torch.tensor(float(budget - random)))) / budget
+    return float(rates.mean())
+
+
+def found_clusters(links: Tensor) -> list[int]:
+    """Clusters by who learns from whom: spectral clustering of the symmetric links, as many clusters as stand before
+    the largest gap of the eigenvalues. A client linked to nobody is a cluster of its own.
+    """
+    weight = (links + links.T).double().numpy()
+    degree = weight.sum(1)
+    labels = np.arange(len(weight)) + len(weight)  # of the unlinked
+    linked = np.flatnonzero(degree)
+    if len(linked):
+        scale = 1.0 / np.sqrt(degree[linked])
+        values, vectors = np.linalg.eigh(weight[np.ix_(linked, linked)] * scale[:, None] * scale)
+        most = min(MOST_CLUSTERS, len(linked))
+        leading = values[::-1][: most + 1]
+        number = int(np.argmax(leading[:-1] - leading[1:])) + 1 if len(leading) > 1 else 1
+        space = vectors[:, ::-1][:, :number]
+        space /= np.linalg.norm(space, axis=1, keepdims=True).clip(min=1e-12)
+        labels[linked] = KMeans(number, n_init=10, random_state=0).fit_predict(space)
+    return [int(label) for label in np.unique(labels, return_inverse=True)[1]]
+
+
+def adjusted_rand(found: list[int], clusters: Tensor | None) -> float | None:
+    """Agreement of found and true clusters: 1 is perfect, 0 is chance."""
+    return None if clusters is None else float(adjusted_rand_score(clusters.tolist(), found))
+
+
+def spread(values: Tensor) -> dict[str, Any] | None:
+    """Mean, population standard deviation, least and greatest of the clients that were measured."""
+    measured = values[torch.isfinite(values)].double()
+    if not len(measured):
+        return None
+    mean = float(measured.mean())
+    deviation = math.sqrt(float(((measured - mean) ** 2).mean()))
+    return {"mean": mean, "std": deviation, "min": float(measured.min()), "max": float(measured.max())}

@@ -1,0 +1,142 @@
+"""A user's nn.Module seen as one vector, its parameters first and its float buffers after them."""
+
+import copy
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from coterie.errors import ModelError
+from coterie.randomness import derive
+
+Loss = Literal["cross_entropy", "mse"]
+BATCH_STATISTICS = (nn.modules.batchnorm._BatchNorm,)
+
+
+@dataclass(frozen=True)
+class Piece:
+    """Where one tensor of a module lies in the vector."""
+
+    name: str
+    shape: torch.Size
+    begin: int
+    end: int
+
+    def of(self, theta: Tensor) -> Tensor:
+        """The view of this tensor in a vector or in each row of a matrix."""
+        return theta[..., self.begin : self.end].view(*theta.shape[:-1], *self.shape)
+
+
+@dataclass(frozen=True)
+class Layout:
+    """The order of a module's tensors in the vector theta. Integer buffers stay out: they are counters."""
+
+    parameters: tuple[Piece, ...]
+    buffers: tuple[Piece, ...]
+
+    @staticmethod
+    def of(module: nn.Module) -> "Layout":
+        """Parameters as the module names them, then its floating buffers."""
+        position = 0
+        groups: list[list[Piece]] = [[], []]
+        floats = [(name, buffer) for name, buffer in module.named_buffers() if buffer.is_floating_point()]
+        parameters: list[tuple[str, Tensor]] = list(module.named_parameters())
+        for group, named in zip(groups, (parameters, floats), strict=True):
+            for name, tensor in named:
+                group.append(Piece(name, tensor.shape, position, position + tensor.numel()))
+                position += tensor.numel()
+        return Layout(tuple(groups[0]), tuple(groups[1]))
+
+    @property
+    def pieces(self) -> tuple[Piece, ...]:
+        return self.parameters + self.buffers
+
+    @property
+    def num_parameters(self) -> int:
+        return self.parameters[-1].end
+
+    @property
+    def size(self) -> int:
+        return self.pieces[-1].end
+
+    def flatten(self, module: nn.Module) -> Tensor:
+        """The vector of a module's present values, float32."""
+        values = dict(module.named_parameters()) | dict(module.named_buffers())
+        return torch.cat([values[piece.name].detach().reshape(-1).float() for piece in self.pieces])
+
+
+class Model:
+    """What every client computes: a module, its loss, and how its numbers lie in a vector.
+
+    `module` is an nn.Module (its weights are the common start) or a function that makes one. A classifier answers
+    [n, classes] and is trained by cross entropy; a regressor answers the shape of its targets, by mean squared error.
+    """
+
+    def __init__(self, module: nn.Module | Callable[[], nn.Module], loss: Loss = "cross_entropy") -> None:
+        self._make = None if isinstance(module, nn.Module) else module
+        self.module = copy.deepcopy(module) if isinstance(module, nn.Module) else _seeded(module, 0)
+        self.module.requires_grad_(True)
+        if not any(True for _ in self.module.parameters()):
+            raise ModelError("model: it has no parameters; there is nothing to learn. Give it at least one layer.")
+        self.loss: Loss = loss
+        self.layout = Layout.of(self.module)
+        self.uses_batch_statistics = any(isinstance(part, BATCH_STATISTICS) for part in self.module.modules())
+
+    def initial(self, seed: int, number: int = 0) -> Tensor:
+        """The `number`-th initial model [P]. A module given as such is its own number 0; others are drawn anew."""
+        if self._make is not None:
+            return self.layout.flatten(_seeded(self._make, derive(seed, "initial model", number)))
+        if number == 0:
+            return self.layout.flatten(self.module)
+        return self.layout.flatten(_seeded(lambda: _reset(self.module), derive(seed, "initial model", number)))
+
+    def check_fits(self, x: Tensor, y: Tensor, num_classes: int | None) -> None:
+        """Refuse a model whose output does not fit the labels, before anything else is done."""
+        module = copy.deepcopy(self.module).eval()
+        try:
+            with torch.no_grad():
+                outputs = module(x)
+        except Exception as error:
+            raise ModelError(
+                f"model: it cannot take the data: examples have shape {tuple(x.shape[1:])}, and it fails with: {error}"
+            ) from error
+        wanted = y.shape if num_classes is None else (len(x), num_classes)
+        if not isinstance(outputs, Tensor) or tuple(outputs.shape) != tuple(wanted):
+            got = tuple(outputs.shape[1:]) if isinstance(outputs, Tensor) else type(outputs).__name__
+            raise ModelError(
+                f"model: its output for one example is {got}; the labels need {tuple(wanted[1:])}. "
+                "Change the size of its last layer."
+            )
+
+
+def _seeded(make: Callable[[], nn.Module], seed: int) -> nn.Module:
+    """Build a module as torch's own initialisers do from this seed, leaving the caller's generator alone."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        return make()
+
+
+def _reset(module: nn.Module) -> nn.Module:
+    """A copy with every layer's weights drawn anew; layers must know how (`reset_parameters`, as torch's do)."""
+    fresh = copy.deepcopy(module)
+    for name, part in fresh.named_modules():
+        own = any(True for _ in part.parameters(recurse=False)) or any(True for _ in part.buffers(recurse=False))
+        if own and not hasattr(part, "reset_parameters"):
+            raise ModelError(
+                f"model: layer {name or 'itself'} has weights but no reset_parameters(), so no further initial model "
+                "can be drawn. Give a function that makes the module instead of the module."
+            )
+        if own:
+            part.reset_parameters()
+    return fresh
+
+
+def loss_per_example(loss: Loss, outputs: Tensor, targets: Tensor) -> Tensor:
+    """[n]: the loss of each example; further axes (pixels, tokens, outputs) are averaged."""
+    if loss == "mse":
+        return F.mse_loss(outputs, targets, reduction="none").reshape(len(outputs), -1).mean(1)
+    values = F.cross_entropy(outputs, targets, reduction="none")
+    return values.reshape(len(outputs), -1).mean(1)

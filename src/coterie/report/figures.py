@@ -1,0 +1,149 @@
+"""Data to plotly figures, one small function each. Names are escaped here: plotly reads markup in them."""
+
+from collections.abc import Mapping, Sequence
+from html import escape
+from statistics import fmean, stdev
+from typing import Any
+
+import numpy as np
+import plotly.graph_objects as go
+from numpy.typing import NDArray
+
+Curve = Mapping[int, float]  # round -> value
+Curves = Mapping[str, Sequence[Curve]]  # what a reader calls it -> one curve per seed
+
+# Okabe and Ito's colours, which most colour-blind readers tell apart, without black and yellow: they vanish on a page
+_COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00")
+_SYMBOLS = ("circle", "square", "diamond", "triangle-up", "cross", "x", "star")  # 7 and 6: 42 different pairs
+_MOST_CELLS = 300  # clients a side of the matrix; beyond, neighbours are averaged
+_MOST_POINTS = 5000
+
+
+def curves_by_round(curves: Curves, what: str, percent: bool = True) -> go.Figure:
+    """Mean over seeds by round; a band of one standard deviation where there are several seeds."""
+    figure = _figure(what, percent)
+    for index, (label, seeds) in enumerate(curves.items()):
+        _add_curve(figure, label, seeds, index)
+    return figure
+
+
+def selection_by_round(curves: Curves, expected: Curves) -> go.Figure:
+    """How often peers of the own cluster were asked, and what one who knows the clusters would reach."""
+    figure = curves_by_round(curves, "asked within the own cluster")
+    for oracle, labels in _same_curves(expected).items():
+        name = "an oracle's expectation" + ("" if len(labels) == len(expected) else f" ({', '.join(labels)})")
+        line = {"color": "#888888", "dash": "dash", "width": 2}
+        rounds, values = zip(*oracle, strict=True)
+        figure.add_scatter(x=rounds, y=values, name=_shown(name), mode="lines", line=line)
+    return figure
+
+
+def accuracy_by_client(groups: Mapping[str, Sequence[float]]) -> go.Figure:
+    """A box and a point per client for each group."""
+    figure = _figure("accuracy on the client's own test data", percent=True)
+    points = "all" if sum(map(len, groups.values())) <= _MOST_POINTS else "outliers"
+    for index, (label, values) in enumerate(groups.items()):
+        look = {"color": _COLOURS[index % len(_COLOURS)], "size": 4, "opacity": 0.6}
+        box = {"boxpoints": points, "jitter": 0.5, "pointpos": 0, "marker": look, "line": {"width": 1.5}}
+        figure.add_box(y=list(values), name=_shown(label), **box)
+    return figure.update_layout(showlegend=False, xaxis_title=None, xaxis_type="category")
+
+
+def links_matrix(links: NDArray[Any], clusters: Sequence[int] | None, order: str) -> go.Figure:
+    """Who learns from whom: a row learns from a column; clients in order of their cluster, lines between clusters."""
+    members = np.asarray(clusters if clusters is not None else np.zeros(len(links)), dtype=np.int64)
+    blocks = _blocks(members, -(-len(links) // _MOST_CELLS))
+    names = [f"client {block[0]}" if len(block) == 1 else f"clients {block[0]} … {block[-1]}" for block in blocks]
+    figure = _figure(f"learns, {order}", percent=False).update_xaxes(title_text=f"is learned from, {order}")
+    values = _averaged(np.asarray(links, dtype=np.float32), blocks)
+    figure.add_heatmap(
+        x=names,
+        y=names,
+        z=values,
+        zmin=0,
+        zmax=float(values.max()),
+        colorscale="Cividis",
+        colorbar={"thickness": 12, "outlinewidth": 0},
+        hovertemplate="%{y} from %{x}: %{z:.3g}<extra></extra>",
+    )
+    if clusters is not None:
+        _mark_clusters(figure, [int(members[block[0]]) for block in blocks])
+    figure.update_xaxes(type="category", showgrid=False)
+    figure.update_yaxes(type="category", showgrid=False, autorange="reversed", ticklabelstandoff=8)
+    return figure.update_layout(height=560)
+
+
+def mean_curve(seeds: Sequence[Curve]) -> dict[int, tuple[float, float]]:
+    """Mean and sample standard deviation over the seeds that have the round."""
+    rounds = sorted({round for curve in seeds for round in curve})
+    values = {round: [curve[round] for curve in seeds if round in curve] for round in rounds}
+    return {round: (fmean(found), stdev(found) if len(found) > 1 else 0.0) for round, found in values.items()}
+
+
+def _shown(name: str) -> str:
+    """A name as plotly shows it unchanged."""
+    return escape(name, quote=False)
+
+
+def _figure(y_title: str, percent: bool) -> go.Figure:
+    """Empty axes that suit a light and a dark page: no background, translucent grid; the page colours the text."""
+    line = {"gridcolor": "rgba(128,128,128,0.25)", "zeroline": False, "automargin": True}
+    figure = go.Figure(layout={"template": None, "height": 420, "margin": {"l": 10, "r": 10, "t": 30, "b": 10}})
+    figure.update_layout(paper_bgcolor="rgba(0,0,0,0)", plot_bgcolor="rgba(0,0,0,0)", font_size=13)
+    figure.update_layout(legend={"orientation": "h", "y": 1.02, "yanchor": "bottom", "x": 0}, showlegend=True)
+    figure.update_layout(modebar={"bgcolor": "rgba(0,0,0,0)", "color": "#999999", "activecolor": "#777777"})
+    figure.update_xaxes(title_text="round", **line)
+    return figure.update_yaxes(title_text=y_title, tickformat=".0%" if percent else None, **line)
+
+
+def _add_curve(figure: go.Figure, label: str, seeds: Sequence[Curve], index: int) -> None:
+    colour, symbol = _COLOURS[index % len(_COLOURS)], _SYMBOLS[index % len(_SYMBOLS)]
+    points = mean_curve(seeds)
+    rounds = list(points)
+    if len(seeds) > 1:
+        upper = [mean + spread for mean, spread in points.values()]
+        lower = [mean - spread for mean, spread in points.values()]
+        band = {"fill": "toself", "fillcolor": colour, "opacity": 0.2, "line": {"width": 0}, "hoverinfo": "skip"}
+        outline = {"x": rounds + rounds[::-1], "y": upper + lower[::-1], "mode": "lines"}
+        figure.add_scatter(**outline, **band, showlegend=False, legendgroup=str(index))
+    style = {"line": {"color": colour, "width": 2}, "marker": {"symbol": symbol, "size": 6}}
+    values = [mean for mean, _ in points.values()]
+    group = str(index)  # so that the band is shown and hidden with its line
+    figure.add_scatter(x=rounds, y=values, name=_shown(label), mode="lines+markers", legendgroup=group, **style)
+
+
+def _same_curves(expected: Curves) -> dict[tuple[tuple[int, float], ...], list[str]]:
+    """Methods that ask alike have the same oracle: one line for all of them."""
+    labels: dict[tuple[tuple[int, float], ...], list[str]] = {}
+    for label, seeds in expected.items():
+        curve = tuple((round, mean) for round, (mean, _) in mean_curve(seeds).items())
+        labels.setdefault(curve, []).append(label)
+    return labels
+
+
+def _blocks(members: NDArray[np.int64], size: int) -> list[NDArray[np.int64]]:
+    """Clients in order of their cluster, in blocks of at most `size` clients of one cluster."""
+    blocks: list[NDArray[np.int64]] = []
+    for cluster in np.unique(members):
+        clients = np.flatnonzero(members == cluster)
+        blocks += np.array_split(clients, -(-len(clients) // size))
+    return blocks
+
+
+def _averaged(links: NDArray[np.float32], blocks: Sequence[NDArray[np.int64]]) -> NDArray[np.float32]:
+    """The mean link from block to block."""
+    order, starts = np.concatenate(blocks), np.cumsum([0, *map(len, blocks)])[:-1]
+    sizes = np.array([len(block) for block in blocks], dtype=np.float32)
+    sums = np.add.reduceat(np.add.reduceat(links[order][:, order], starts, axis=0), starts, axis=1)
+    return np.asarray(sums / np.outer(sizes, sizes), dtype=np.float32)
+
+
+def _mark_clusters(figure: go.Figure, cluster_of: Sequence[int]) -> None:
+    """Lines between the clusters and their names in the middle of their stretch."""
+    starts = [i for i, cluster in enumerate(cluster_of) if i == 0 or cluster != cluster_of[i - 1]]
+    for start in starts[1:]:
+        figure.add_vline(x=start - 0.5, line_width=2, line_color="#D55E00")
+        figure.add_hline(y=start - 0.5, line_width=2, line_color="#D55E00")
+    middles = [(start + end - 1) / 2 for start, end in zip(starts, [*starts[1:], len(cluster_of)], strict=True)]
+    names = [str(cluster_of[start]) for start in starts]
+    figure.update_xaxes(tickvals=middles, ticktext=names).update_yaxes(tickvals=middles, ticktext=names)

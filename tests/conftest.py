@@ -1,0 +1,7 @@
+"""Settings shared by all tests."""
+
+from hypothesis import settings
+
+# Examples come in the same order every time, and none is failed for being slow on a busy machine.
+settings.register_profile("coterie", deadline=None, derandomize=True, max_examples=40)
+settings.load_profile("coterie")

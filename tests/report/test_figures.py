@@ -1,0 +1,95 @@
+"""The figures show the numbers they are given."""
+
+import numpy as np
+import pytest
+
+from coterie.report import figures
+
+
+def test_a_single_seed_is_a_line_without_a_band() -> None:
+    figure = figures.curves_by_round({"local": [{1: 0.5, 3: 0.75}]}, "accuracy")
+    (line,) = figure.data
+    assert (line.x, line.y, line.name) == ((1, 3), (0.5, 0.75), "local")
+    assert figure.layout.yaxis.tickformat == ".0%"
+    assert figures.curves_by_round({"local": [{1: 2.5}]}, "loss", percent=False).layout.yaxis.tickformat is None
+
+
+def test_several_seeds_are_their_mean_with_a_band_of_one_standard_deviation() -> None:
+    band, line = figures.curves_by_round({"ifca": [{1: 0.2, 2: 0.5}, {1: 0.4, 2: 0.5}]}, "accuracy").data
+    assert line.y == pytest.approx((0.3, 0.5))
+    spread = 0.02**0.5  # of 0.2 and 0.4: sqrt((0.1^2 + 0.1^2) / (2 - 1))
+    assert band.x == (1, 2, 2, 1)
+    assert band.y == pytest.approx((0.3 + spread, 0.5, 0.5, 0.3 - spread))
+
+
+def test_a_round_that_one_seed_has_not_reached_is_the_mean_of_the_others() -> None:
+    assert figures.mean_curve([{1: 0.2, 2: 0.6}, {1: 0.4}])[2] == (0.6, 0.0)
+
+
+def test_lines_differ_in_more_than_colour() -> None:
+    figure = figures.curves_by_round({str(i): [{1: 0.5}] for i in range(12)}, "accuracy")
+    assert len({(line.line.color, line.marker.symbol) for line in figure.data}) == 12
+
+
+def test_the_oracle_is_drawn_once_where_all_methods_share_it() -> None:
+    curves = {"fedcbo": [{1: 0.2}], "other": [{1: 0.3}]}
+    shared = figures.selection_by_round(curves, {"fedcbo": [{1: 0.75}], "other": [{1: 0.75}]})
+    assert [line.name for line in shared.data] == ["fedcbo", "other", "an oracle's expectation"]
+    assert shared.data[2].y == (0.75,)
+    two = figures.selection_by_round(curves, {"fedcbo": [{1: 0.75}], "other": [{1: 0.5}]})
+    assert [line.name for line in two.data][2:] == [
+        "an oracle's expectation (fedcbo)",
+        "an oracle's expectation (other)",
+    ]
+
+
+def test_each_client_is_a_point_of_its_group() -> None:
+    figure = figures.accuracy_by_client({"cluster 0": [0.5, 0.6], "cluster 1": [0.9]})
+    assert [(box.name, box.y, box.boxpoints) for box in figure.data] == [
+        ("cluster 0", (0.5, 0.6), "all"),
+        ("cluster 1", (0.9,), "all"),
+    ]
+    assert figures.accuracy_by_client({"many": [0.5] * 5001}).data[0].boxpoints == "outliers"
+
+
+def test_the_matrix_is_ordered_by_cluster_with_lines_between_clusters() -> None:
+    links = np.array([[0, 1, 2], [3, 4, 5], [6, 7, 8]], dtype=np.float32)
+    figure = figures.links_matrix(links, [1, 0, 1], "by true cluster")
+    (heat,) = figure.data
+    assert heat.x == ("client 1", "client 0", "client 2")
+    assert np.array_equal(heat.z, [[4, 3, 5], [1, 0, 2], [7, 6, 8]])
+    assert sorted((line.x0, line.y0) for line in figure.layout.shapes) == [(0, 0.5), (0.5, 0)]
+    assert figure.layout.xaxis.ticktext == ("0", "1")
+    assert figure.layout.xaxis.tickvals == (0, 1.5)
+
+
+def test_without_clusters_the_matrix_is_in_the_order_of_numbers() -> None:
+    links = np.arange(4, dtype=np.float32).reshape(2, 2)
+    figure = figures.links_matrix(links, None, "by number")
+    assert np.array_equal(figure.data[0].z, links)
+    assert figure.layout.shapes == ()
+
+
+def test_a_large_matrix_is_averaged_within_clusters() -> None:
+    clusters = np.arange(601) % 2  # 301 clients in cluster 0 and 300 in cluster 1
+    links = np.where(clusters[:, None] == clusters, 0.5, 0.25).astype(np.float32)
+    links[0, 2] = 9.5  # clients 0 and 2 lie in the first block, of three
+    figure = figures.links_matrix(links, clusters.tolist(), "by true cluster")
+    (heat,) = figure.data
+    assert heat.z.shape == (201, 201)  # blocks of at most ceil(601 / 300) = 3 clients: 101 and 100
+    assert heat.x[0] == "clients 0 … 4"
+    assert heat.z[0, 0] == pytest.approx((8 * 0.5 + 9.5) / 9)
+    assert heat.z[0, 100] == pytest.approx(0.5)
+    assert heat.z[0, 101] == pytest.approx(0.25)
+    assert {line.x0 for line in figure.layout.shapes} == {0, 100.5}
+
+
+def test_names_are_harmless() -> None:
+    name = "<a href='javascript:alert(1)'>"
+    for figure in (
+        figures.curves_by_round({name: [{1: 0.5}]}, "accuracy"),
+        figures.selection_by_round({}, {name: [{1: 0.5}], "b": [{1: 0.4}]}),
+        figures.accuracy_by_client({name: [0.5]}),
+    ):
+        assert "<" not in figure.data[0].name
+        assert "&lt;a href" in figure.data[0].name

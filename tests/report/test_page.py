@@ -1,0 +1,165 @@
+"""The page says what the runs hold, loads nothing and opens in a browser."""
+
+import re
+import shutil
+import subprocess
+from collections.abc import Callable
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+
+from coterie.report.page import write_report
+from coterie.runs.folder import RunFolder
+
+MakeRun = Callable[..., RunFolder]  # the fixture of conftest.py
+VOID = {"meta", "link", "br", "img", "hr", "input"}
+
+
+class Page(HTMLParser):
+    """Fails on a tag that is not closed in its place; keeps the text, the cells of tables and what would be loaded."""
+
+    def __init__(self, content: str) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.loaded: list[str] = []
+        self.rows: list[list[str]] = []
+        self.count: dict[str, int] = {}
+        self.text = ""
+        self.feed(content)
+        self.close()
+        assert self.open == []
+
+    def handle_starttag(self, tag: str, attributes: list[tuple[str, str | None]]) -> None:
+        self.count[tag] = self.count.get(tag, 0) + 1
+        self.loaded += [value or "" for name, value in attributes if name in ("src", "href", "action", "data")]
+        if tag == "tr":
+            self.rows.append([])
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        if self.open and self.open[-1] in ("td", "th"):
+            self.rows[-1].append(data)
+        if self.open and self.open[-1] not in ("script", "style"):
+            self.text += data
+
+
+def page_of(path: Path, *runs: RunFolder, title: str = "A title") -> Page:
+    write_report(path, runs, title)
+    return Page(path.read_text(encoding="utf-8"))
+
+
+def test_the_page_of_one_run_says_what_was_run_and_what_came_out(tmp_path: Path, make_run: MakeRun) -> None:
+    page = page_of(tmp_path / "report.html", make_run())
+    assert "fedcbo on the scenario rotated with the data the digits: 6 clients, 3 rounds, seed 0." in page.text
+    assert page.rows[0][:3] == ["method", "seeds", "accuracy %"]
+    assert page.rows[1] == ["fedcbo", "1", "80.00", "5.00", "70.0", "90.0", "0.2500", "0.600", "0.875", "1.5"]
+    assert page.count["figure"] == page.count["figcaption"] == 4
+    assert page.count["table"] == page.count["caption"] == 1
+    assert "To know when reading" not in page.text
+
+
+def test_seeds_of_one_method_are_averaged(tmp_path: Path, make_run: MakeRun) -> None:
+    runs = [make_run("fedcbo", seed) for seed in (0, 1)] + [make_run("local", 0, selection_rate=None)]
+    page = page_of(tmp_path / "report.html", *runs)
+    assert "fedcbo and local on the scenario rotated" in page.text
+    assert "seeds 0 and 1." in page.text
+    assert page.rows[1][:3] == ["fedcbo", "2", "81.00 ± 1.41"]  # of 80 and 82: sqrt(2)
+    assert page.rows[2][:3] == ["local", "1", "80.00"]
+
+
+def test_a_label_is_shown_in_place_of_the_method(tmp_path: Path, make_run: MakeRun) -> None:
+    page = page_of(tmp_path / "report.html", make_run("fedcbo"), make_run("fedcbo", label="with noise"))
+    assert [row[0] for row in page.rows] == ["method", "fedcbo", "with noise"]
+
+
+def test_the_page_loads_nothing(tmp_path: Path, make_run: MakeRun) -> None:
+    path = tmp_path / "report.html"
+    page = page_of(path, make_run(), make_run("local"))
+    assert page.loaded == []
+    content = path.read_text(encoding="utf-8")
+    assert "default-src 'none'" in content
+    assert not re.search(r"@import|url\(\s*['\"]?http", content[: content.index("<script>")])
+    assert len(content) < 7_000_000  # the drawing library once
+
+
+def test_what_a_user_can_name_is_harmless(tmp_path: Path, make_run: MakeRun) -> None:
+    evil = "</script><script>alert('x')</script>$content"
+    run = make_run(evil, scenario=evil, data=evil, refused={evil: {"count": 1, "reason": evil}})
+    run.add_note(evil)
+    path = tmp_path / "report.html"
+    page = page_of(path, run, title=evil)
+    plain = page_of(path, make_run(), title="plain")
+    assert page.count["script"] == plain.count["script"]
+    assert page.text.count(evil) >= 5  # shown as what it is
+
+
+def test_what_a_reader_must_know_is_said(tmp_path: Path, make_run: MakeRun) -> None:
+    run = make_run(refused={"4": {"count": 2, "reason": "non-finite model"}})
+    run.append({"round": 4, "seconds": 0.5, "clients": 6, "silent": 3, "refused": {}})
+    run.add_note("resumed after round 2.")
+    (run.path / "links.safetensors").unlink()
+    with (run.path / "metrics.jsonl").open("a") as file:
+        file.write('{"round')
+    page = page_of(tmp_path / "report.html", run)
+    assert "resumed after round 2." in page.text
+    assert "clients did not answer 3 times in all." in page.text
+    assert "1 of the clients were refused" in page.text
+    assert ["fedcbo, seed 0", "4", "2", "non-finite model"] in page.rows
+    assert "who learned from whom was not written." in page.text
+    assert "line 5 of" in page.text
+    assert str(tmp_path) not in page.text
+    assert page.count["figure"] == 3
+
+
+def test_a_run_that_has_not_ended_is_shown_as_far_as_it_came(tmp_path: Path, make_run: MakeRun) -> None:
+    run = make_run()
+    (run.path / "summary.json").unlink()
+    run.append({"round": 4, "seconds": 0.5, "clients": 6, "refused": {"3": "non-finite model"}, "accuracy": None})
+    page = page_of(tmp_path / "report.html", run)
+    assert "not finished: 4 of 3 rounds so far." in page.text
+    assert page.rows[1][:3] == ["fedcbo", "1", "80.00"]
+    assert page.rows[1][-1] == "2.0"
+    assert ["fedcbo, seed 0", "3", "1", "non-finite model"] in page.rows
+
+
+def test_a_regression_shows_its_loss(tmp_path: Path, make_run: MakeRun) -> None:
+    run = make_run(accuracy=None)
+    lines = [{"round": round, "seconds": 0.5, "accuracy": None, "loss": 1 / round} for round in (1, 2)]
+    run.keep_rounds(0)
+    for line in lines:
+        run.append(line)
+    page = page_of(tmp_path / "report.html", run)
+    assert "Loss by round" in page.text
+    assert "Accuracy by round" not in page.text
+    assert page.rows[1][2:7] == ["–", "–", "–", "–", "0.2500"]
+
+
+def test_a_run_without_a_round_has_a_page(tmp_path: Path) -> None:
+    run = RunFolder.create(tmp_path / "run", {"rounds": 5}, {})
+    run.close()
+    page = page_of(tmp_path / "report.html", run)
+    assert "not finished: 0 of 5 rounds so far." in page.text
+    assert "figure" not in page.count
+
+
+CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+QUIET = ("gpu", "quic", "background-networking", "component-update", "sync")
+
+
+@pytest.mark.skipif(CHROMIUM is None, reason="needs a browser: install the package chromium")
+def test_the_page_opens_in_a_browser_and_draws_every_figure(tmp_path: Path, make_run: MakeRun) -> None:
+    path = tmp_path / "report.html"
+    write_report(path, [make_run(), make_run("<b>local", 1), make_run("<b>local", 2)], "Two methods")
+    flags = ["--headless", "--no-sandbox", "--no-first-run", *(f"--disable-{part}" for part in QUIET)]
+    flags += [f"--user-data-dir={tmp_path / 'browser'}", "--virtual-time-budget=10000", "--enable-logging=stderr"]
+    command = [str(CHROMIUM), *flags, "--dump-dom", path.as_uri()]
+    opened = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
+    assert "CONSOLE" not in opened.stderr
+    drawn = opened.stdout.split("<figure>")[1:]
+    assert len(drawn) == 5
+    assert all('class="main-svg"' in figure for figure in drawn)

@@ -1,0 +1,96 @@
+from dataclasses import dataclass, field
+
+import pytest
+import torch
+
+from coterie.core import Ask, Given, NobodyAnswered, Replies, client_task, finite_rows, keep_rows, run_round
+from coterie.randomness import Moment
+
+INF, NAN = float("inf"), float("nan")
+
+
+@client_task
+def a_task(clients, memory, given):
+    return {}, {}
+
+
+@dataclass
+class ScriptedFleet:
+    """Answers from a list, and notes what it was asked."""
+
+    answers: list
+    asked: list = field(default_factory=list)
+    name: str = "scripted"
+    num_clients: int = 3
+
+    def answer(self, ask, moment):
+        self.asked.append((ask, moment))
+        return self.answers[len(self.asked) - 1]
+
+
+class TwoExchanges:
+    """Adds up what the clients say in two exchanges."""
+
+    def round(self, state, cohort, moment):
+        first = yield Ask(a_task, cohort)
+        total = first["value"].sum()
+        second = yield Ask(a_task, first.clients, each={"value": first["value"]})
+        return {"total": state["total"] + total + second["value"].sum()}
+
+
+def replies(clients, values, **more):
+    return Replies(torch.tensor(clients), {"value": torch.tensor(values)}, **more)
+
+
+def test_a_round_carries_each_exchange_to_the_fleet_and_its_replies_back():
+    fleet = ScriptedFleet([replies([0, 2], [1.0, 2.0], refused={1: "why"}), replies([0], [10.0])])
+    seen = []
+    state = run_round(
+        TwoExchanges(), fleet, {"total": torch.tensor(100.0)}, torch.arange(3), Moment(7, 5),
+        lambda ask, reply: seen.append((ask.clients.tolist(), reply.clients.tolist(), dict(reply.refused))),
+    )  # fmt: skip
+    assert state["total"] == 113.0
+    assert seen == [([0, 1, 2], [0, 2], {1: "why"}), ([0, 2], [0], {})]
+    assert [moment for _, moment in fleet.asked] == [Moment(7, 5, 0), Moment(7, 5, 1)]
+
+
+@pytest.mark.parametrize("silent_at", [0, 1])
+def test_if_nobody_answers_the_state_stays_as_it_was(silent_at):
+    answers = [replies([0], [1.0]), replies([0], [1.0])]
+    answers[silent_at] = Replies(torch.tensor([], dtype=torch.int64), {}, {0: "bad", 1: "bad", 2: "bad"})
+    before = {"total": torch.tensor(100.0)}
+    seen = []
+    after = run_round(
+        TwoExchanges(), ScriptedFleet(answers), before, torch.arange(3), Moment(0, 0), lambda *both: seen.append(both)
+    )
+    assert after is before
+    assert len(seen) == silent_at + 1  # the exchange nobody answered is seen too
+    with pytest.raises(NobodyAnswered):
+        answers[silent_at]["value"]
+
+
+def test_a_function_that_is_not_a_client_task_cannot_be_asked():
+    with pytest.raises(TypeError, match="not marked @client_task"):
+        Ask(lambda clients, memory, given: ({}, {}), torch.arange(2))
+
+
+def test_what_is_given_to_each_client_hides_what_is_shared():
+    given = Given({"a": torch.tensor([1])}, {"a": torch.tensor(2), "b": torch.tensor(3)})
+    assert given["a"].tolist() == [1]
+    assert given["b"] == 3
+    with pytest.raises(KeyError):
+        given["c"]
+    with pytest.raises(AssertionError, match="names no peers"):
+        _ = given.downloaded
+
+
+def test_rows_with_a_number_that_is_not_finite_are_found():
+    values = [torch.tensor([[1.0, 2.0], [NAN, 0.0], [0.0, 0.0]]), torch.tensor([0.0, 0.0, -INF]), torch.arange(3)]
+    assert finite_rows(values, 3).tolist() == [True, False, False]
+    assert finite_rows([torch.arange(2)], 2).tolist() == [True, True]
+
+
+def test_the_same_rows_are_kept_of_everything():
+    kept = keep_rows({"a": torch.arange(4), "b": torch.eye(4)}, torch.tensor([2, 0]))
+    assert kept["a"].tolist() == [2, 0]
+    assert torch.equal(kept["b"], torch.eye(4)[[2, 0]])
