@@ -1,10 +1,10 @@
 import pytest
 import torch
-from tiny import labels, numbers
 from torch import nn
 
 from coterie.errors import ModelError
 from coterie.model import Layout, Model, loss_per_example
+from tiny import labels, numbers
 
 
 def normalised() -> nn.Module:

@@ -19,6 +19,7 @@ from coterie.training import Progress, beginning, collect_models, rounds
 
 FEATURES, CLASSES = 3, 3
 COUNTS = (7, 5, 6, 8)
+START = Moment(0, 0)
 TRAIN = Train(epochs=2, batch_size=4, lr=0.1, momentum=0.9)
 
 
@@ -60,7 +61,7 @@ def mlp(hidden: int = 5) -> Model:
 
 
 def clients_of(
-    data: Federation, kernel: Kernel, options: Train = TRAIN, moment: Moment = Moment(0, 0), ids: Tensor | None = None
+    data: Federation, kernel: Kernel, options: Train = TRAIN, moment: Moment = START, ids: Tensor | None = None
 ) -> Clients:
     """All clients of a federation, or those named."""
     ids = torch.arange(data.num_clients) if ids is None else ids

@@ -202,51 +202,50 @@ class Batches:
     """
 
     def __init__(self, clients: Clients, options: Train) -> None:
-        self._epochs = options.epochs
-        self._x = clients.data.train.x.flatten(0, 1)  # [N n, ...], a view
-        self._y = clients.data.train.y.flatten(0, 1)
-        self._size = options.batch_size
+        examples = clients.data.train
+        self._x, self._y = examples.x.flatten(0, 1), examples.y.flatten(0, 1)  # [N n, ...], views
+        self._size, self._epochs = options.batch_size, options.epochs
         steps = -(-clients.examples // options.batch_size)
         self.order = torch.argsort(steps, descending=True, stable=True)  # [C]
         self.back = torch.argsort(self.order)
         self._steps: list[int] = steps[self.order].tolist()  # in one epoch, descending
         self._counts: list[int] = clients.examples[self.order].tolist()
-        self._longest = clients.data.train.x.shape[1]
-        self._begin = (clients.rows[self.order] * self._longest)[:, None]
-        self._shuffle = clients.keys("shuffle")[self.order]
         self._dropout = clients.keys("dropout")[self.order]
+        places = clients.rows[self.order, None, None] * examples.x.shape[1] + self._shuffles(clients)
+        self._places = places  # [C, epochs, longest] in the flat data
 
     def __iter__(self) -> Iterator[Batch]:
-        epochs = self._epochs
-        examples = torch.empty(len(self._steps), self._longest, dtype=torch.int64, device=self._begin.device)
-        for step in range(epochs * self._steps[0]):
-            active = sum(epochs * steps > step for steps in self._steps)
-            for epoch in {step // steps for steps in self._steps[:active] if step % steps == 0}:
-                new = [c for c in range(active) if step == epoch * self._steps[c]]
-                examples[new] = self._shuffled(new, epoch)
-            yield self._batch(examples[:active], step)
+        for step in range(self._epochs * self._steps[0]):
+            active = sum(self._epochs * steps > step for steps in self._steps)
+            yield self._batch(step, active)
 
-    def _shuffled(self, clients: list[int], epoch: int) -> Tensor:
-        """The places in the flat data of these clients' examples, in the order of this epoch; padding last."""
-        at = torch.tensor(clients, device=self._begin.device)
-        scores = bits(fold(self._shuffle[at], torch.tensor(epoch, device=at.device)), self._longest)
-        for score, client in zip(scores, clients, strict=True):
-            score[self._counts[client] :] = torch.iinfo(torch.int64).max
-        return self._begin[at] + torch.argsort(scores, dim=1, stable=True)
+    def _shuffles(self, clients: Clients) -> Tensor:
+        """[C, epochs, longest]: each client's examples in random order for every epoch, padding behind them."""
+        epochs = torch.arange(self._epochs, device=self.order.device)
+        keys = fold(clients.keys("shuffle")[self.order, None], epochs)
+        scores = bits(keys, max(self._counts))
+        for client, count in enumerate(self._counts):
+            scores[client, :, count:] = torch.iinfo(torch.int64).max
+        return scores.argsort(dim=-1, stable=True)
 
-    def _batch(self, examples: Tensor, step: int) -> Batch:
-        begins = [step % steps * self._size for steps in self._steps[: len(examples)]]
+    def _batch(self, step: int, active: int) -> Batch:
+        begins = [step % steps * self._size for steps in self._steps[:active]]
         length = [min(self._size, count - begin) for count, begin in zip(self._counts, begins, strict=False)]
         longest = max(length)
-        if len(set(begins)) == 1:
-            chosen = examples[:, begins[0] : begins[0] + longest]
-        else:  # a place beyond the client's last is padding of its own row
-            places = torch.tensor(begins, device=examples.device)[:, None] + torch.arange(
-                longest, device=examples.device
-            )
-            chosen = examples.gather(1, places.clamp(max=self._longest - 1))
-        shape = (len(examples), longest)
-        x = self._x.index_select(0, chosen.reshape(-1)).unflatten(0, shape)
-        y = self._y.index_select(0, chosen.reshape(-1)).unflatten(0, shape)
-        keys = fold(self._dropout[: len(examples)], torch.tensor(step, device=examples.device))
-        return Batch(x, y, length, keys, full=min(length) == longest)
+        if self._steps[0] == self._steps[active - 1]:
+            chosen = self._places[:active, step // self._steps[0], begins[0] : begins[0] + longest].reshape(-1)
+        else:
+            chosen = self._gathered(step, begins, longest)
+        x = self._x.index_select(0, chosen)
+        y = self._y.index_select(0, chosen)
+        shape = (active, longest)
+        full = min(length) == longest
+        return Batch(x.view(*shape, *x.shape[1:]), y.view(*shape, *y.shape[1:]), length, full, self._dropout, step)
+
+    def _gathered(self, step: int, begins: list[int], longest: int) -> Tensor:
+        """The places of a batch of clients that stand in different epochs; beyond a client's last, any of its own."""
+        device = self._places.device
+        epochs = torch.tensor([step // steps for steps in self._steps[: len(begins)]], device=device)
+        within = torch.tensor(begins, device=device)[:, None] + torch.arange(longest, device=device)
+        own = self._places[torch.arange(len(begins), device=device), epochs]  # [C, longest of all]
+        return own.gather(1, within.clamp(max=own.shape[1] - 1)).reshape(-1)

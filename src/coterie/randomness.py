@@ -49,8 +49,10 @@ def derive(seed: int, purpose: str, *parts: int) -> int:
     return key >> 1
 
 
-def fold(key: int | Tensor, parts: Tensor) -> Tensor:
-    """A key per element of `parts` (int64): the same chaining as in `derive`, for many clients or steps at once."""
+def fold(key: int | Tensor, parts: int | Tensor) -> Tensor:
+    """A key for each of `parts` (or of `key`): the chaining of `derive`, for many clients or steps at once."""
+    if isinstance(parts, int):
+        return _finalise_each(torch.as_tensor(key) + _signed(_GOLDEN * (parts + 1) & _MASK))
     return _finalise_each(key + (parts + 1) * _signed(_GOLDEN))
 
 

@@ -23,8 +23,9 @@ class Batch:
     x: Tensor  # [C, b, ...]
     y: Tensor  # [C, b, ...]
     length: list[int]  # C numbers, at least 1 each
-    keys: Tensor  # [C] int64, for dropout
     full: bool  # no padding anywhere
+    keys: Tensor  # [C] int64 of the training, for dropout
+    step: int  # of the training
 
 
 Accumulate = Callable[[Batch, float, float], None]

@@ -26,7 +26,8 @@ def _parts(module: nn.Module, prefix: str = "") -> list[tuple[str, nn.Module]]:
     """The modules of nested Sequentials in order, with the names of their parameters' prefixes."""
     if type(module) is not nn.Sequential:
         return [(prefix, module)]
-    return [part for name, child in module.named_children() for part in _parts(child, f"{prefix}{name}.")]
+    named = zip(module._modules, module, strict=True)  # named_children() would leave out a module used twice
+    return [part for name, child in named for part in _parts(child, f"{prefix}{name}.")]
 
 
 class BatchedKernel(Kernel):
@@ -46,6 +47,7 @@ class BatchedKernel(Kernel):
             elif isinstance(part, ACTIVATIONS) and not isinstance(part, nn.Identity):
                 layers[-1] = _Linear(layers[-1].weight, layers[-1].bias, part)
         self._layers = layers
+        self._units: dict[torch.device, Tensor] = {}
         self.cache_block = max(1, min(64, CACHE // (4 * self.layout.size)))
 
     @staticmethod
@@ -61,56 +63,58 @@ class BatchedKernel(Kernel):
         shared = len(names) != len(model.layout.parameters)
         return known and alternate and bool(linear) and linear[0] and linear[-1] and not shared
 
-    @torch.no_grad()
     def bind(self, theta: Tensor, into: Tensor) -> Accumulate:
-        weights = [layer.weight.of(theta) for layer in self._layers]  # [C, out, in] each
-        biases = [layer.bias.of(theta)[:, :, None] if layer.bias else None for layer in self._layers]  # [C, out, 1]
-        weights_into = [layer.weight.of(into) for layer in self._layers]
-        biases_into = [layer.bias.of(into)[:, :, None] if layer.bias else None for layer in self._layers]
+        alone = len(theta) == 1  # then without the clients' axis: plain products have less overhead
+        weights, biases = self._views(theta, alone)
+        weights_into, biases_into = self._views(into, alone)
+        product, affine = (torch.mm, torch.addmm) if alone else (torch.bmm, torch.baddbmm)
+        add_product, add_sum = (Tensor.addmm_, _add_sum_of_rows) if alone else (Tensor.baddbmm_, Tensor.baddbmm_)
         last = len(weights) - 1
 
-        @torch.no_grad()
+        @torch.inference_mode()
         def accumulate(batch: Batch, keep: float, times: float) -> None:
-            activations = [batch.x.flatten(2)]  # [C, b, width] each
-            for at, (weight, bias, layer) in enumerate(zip(weights, biases, self._layers, strict=True)):
-                if (
-                    at == last
-                ):  # the outputs stand upright, [C, classes, b]: a softmax over rows is several times faster
-                    signal = _affine(bias, weight, activations[-1].transpose(1, 2))
-                else:
-                    hidden = _affine(
-                        bias.transpose(1, 2) if bias is not None else None, activations[-1], weight.transpose(1, 2)
-                    )
-                    activations.append(_activate(layer.activation, hidden))
-            delta = self._output_gradient(signal, batch)  # [C, out, b], times the batch's length
-            step, ones = self._step(batch, times, delta)
+            values = [batch.x[0].flatten(1) if alone else batch.x.flatten(2)]  # [C, b, width] of each layer
+            for layer, weight, bias in zip(self._layers[:-1], weights[:-1], biases[:-1], strict=True):
+                signal = product(values[-1], weight.mT) if bias is None else affine(bias.mT, values[-1], weight.mT)
+                values.append(_activate(layer.activation, signal))
+            weight, bias = weights[-1], biases[-1]  # the outputs stand upright, [C, out, b]: a faster softmax
+            outputs = product(weight, values[-1].mT) if bias is None else affine(bias, weight, values[-1].mT)
+            delta = self._output_gradient(outputs, batch)
+            step = times / batch.length[0] if batch.full else times
+            ones = delta.new_ones(*delta.shape[:-2], delta.shape[-1], 1)
             for at in range(last, -1, -1):
-                below = torch.bmm(delta.transpose(1, 2), weights[at]) if at else None  # before the weight moves
-                weights_into[at].baddbmm_(delta, activations[at], beta=keep, alpha=step)
+                below = product(delta.mT, weights[at]) if at else None  # before the weight moves
+                add_product(weights_into[at], delta, values[at], beta=keep, alpha=step)
                 if (target := biases_into[at]) is not None:
-                    target.baddbmm_(delta, ones, beta=keep, alpha=step)
+                    add_sum(target, delta, ones, beta=keep, alpha=step)
                 if below is not None:
-                    delta = _slope(self._layers[at - 1].activation, below, activations[at]).transpose(1, 2)
+                    delta = _slope(self._layers[at - 1].activation, below, values[at]).mT
 
         return accumulate
 
+    def _views(self, theta: Tensor, alone: bool) -> tuple[list[Tensor], list[Tensor | None]]:
+        """The layers' weights [C, out, in] and biases [C, out, 1], or without C for one client alone."""
+        theta = theta[0] if alone else theta
+        biases = [None if layer.bias is None else layer.bias.of(theta)[..., None] for layer in self._layers]
+        return [layer.weight.of(theta) for layer in self._layers], biases
+
     def _output_gradient(self, outputs: Tensor, batch: Batch) -> Tensor:
-        """Gradient of the summed loss by the outputs [C, out, b]; zero where there is padding."""
+        """By the outputs [C, out, b]: the gradient of the mean loss, times b if the batch is full; zero in padding."""
         if self.model.loss == "mse":
-            target = batch.y.flatten(2).transpose(1, 2)
-            gradient = (outputs - target) * (2.0 / outputs.shape[1])
+            gradient = (outputs - batch.y.flatten(2).mT.reshape(outputs.shape)) * (2.0 / outputs.shape[-2])
         else:
-            gradient = torch.softmax(outputs, dim=1)
-            gradient.scatter_add_(1, batch.y[:, None], gradient.new_full((1, 1, 1), -1.0).expand_as(batch.y[:, None]))
+            right = self._unit_vectors(outputs).index_select(0, batch.y.view(-1)).view(*batch.y.shape, -1)
+            gradient = torch.softmax(outputs, dim=-2).sub_(right.mT.reshape(outputs.shape))
         if not batch.full:
             length = torch.tensor(batch.length, device=outputs.device)[:, None, None]
-            gradient *= (torch.arange(outputs.shape[2], device=outputs.device) < length) / length
+            gradient *= (torch.arange(outputs.shape[-1], device=outputs.device) < length) / length
         return gradient
 
-    def _step(self, batch: Batch, times: float, like: Tensor) -> tuple[float, Tensor]:
-        """The factor of a full batch's summed gradient, and a column of ones that sums over the batch."""
-        factor = times / batch.length[0] if batch.full else times
-        return factor, like.new_ones(1, 1, 1).expand(len(like), like.shape[2], 1)
+    def _unit_vectors(self, outputs: Tensor) -> Tensor:
+        """[out, out]: row k is 1 at k."""
+        if outputs.device not in self._units:
+            self._units[outputs.device] = torch.eye(outputs.shape[-2], device=outputs.device)
+        return self._units[outputs.device]
 
     @torch.no_grad()
     def outputs(self, vector: Tensor, x: Tensor) -> Tensor:
@@ -132,6 +136,11 @@ class BatchedKernel(Kernel):
 
 def _affine(bias: Tensor | None, left: Tensor, right: Tensor) -> Tensor:
     return torch.bmm(left, right) if bias is None else torch.baddbmm(bias, left, right)
+
+
+def _add_sum_of_rows(target: Tensor, delta: Tensor, ones: Tensor, *, beta: float, alpha: float) -> None:
+    """target [out, 1] <- beta target + alpha (delta [out, b] times ones [b, 1]); a product with a vector is faster."""
+    target[:, 0].addmv_(delta, ones[:, 0], beta=beta, alpha=alpha)
 
 
 def _activate(activation: nn.Module, signal: Tensor) -> Tensor:

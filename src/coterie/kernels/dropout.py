@@ -19,11 +19,13 @@ _OTHER_DRAWS = {
 
 
 class KeyedDropout(TorchFunctionMode):
-    """While entered, functional dropout draws its masks from `key`; any other draw in a forward pass is refused."""
+    """While entered, functional dropout draws its masks from a client's key and the step of its training; any other
+    draw in a forward pass is refused."""
 
-    def __init__(self, key: Tensor) -> None:
+    def __init__(self, key: Tensor, step: int) -> None:
         super().__init__()
         self._key = key
+        self._step = step
         self._calls = 0
 
     def __torch_function__(
@@ -50,7 +52,7 @@ class KeyedDropout(TorchFunctionMode):
         if p == 1.0:
             return torch.zeros_like(input)
         self._calls += 1
-        key = fold(self._key, torch.tensor(self._calls, device=input.device))
+        key = fold(fold(self._key, self._step), self._calls)
         shape = (*input.shape[:2], *(1 for _ in input.shape[2:])) if channels else input.shape
         kept = uniform(key, shape.numel() if isinstance(shape, torch.Size) else shape[0] * shape[1]).reshape(shape) >= p
         return input * kept / (1.0 - p)

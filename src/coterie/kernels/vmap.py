@@ -1,5 +1,7 @@
 """Many clients at once through torch.func: the user's module, vectorised over the clients' axis."""
 
+from functools import partial
+
 import torch
 from torch import Tensor
 from torch.func import functional_call, grad, vmap
@@ -23,31 +25,31 @@ class VmapKernel(Kernel):
     agrees_to = 1e-4
 
     def bind(self, theta: Tensor, into: Tensor) -> Accumulate:
-        module = self._module(training=True)
-
-        def loss(
-            parameters: Named, buffers: Named, x: Tensor, y: Tensor, weight: Tensor, key: Tensor
-        ) -> tuple[Tensor, Named]:
-            updated = {name: buffer.clone() for name, buffer in buffers.items()}
-            with KeyedDropout(key):
-                outputs = functional_call(module, (parameters, updated), (x,))
-            return (loss_per_example(self.model.loss, outputs, y) * weight).sum(), updated
-
-        gradient_of_all = vmap(grad(loss, has_aux=True))
         targets = _named(self.layout.parameters, into)
         buffers = _named(self.layout.buffers, theta)
+        parameters = _named(self.layout.parameters, theta)
 
         def accumulate(batch: Batch, keep: float, times: float) -> None:
             length = torch.tensor(batch.length, device=theta.device)[:, None]
-            inside = torch.arange(batch.x.shape[1], device=theta.device) < length
-            parameters = _named(self.layout.parameters, theta)
-            gradients, updated = gradient_of_all(parameters, buffers, batch.x, batch.y, inside / length, batch.keys)
+            weight = (torch.arange(batch.x.shape[1], device=theta.device) < length) / length
+            gradient = vmap(grad(partial(self._loss, batch.step), has_aux=True))
+            gradients, updated = gradient(parameters, buffers, batch.x, batch.y, weight, batch.keys)
             for name, target in targets.items():
                 target.mul_(keep).add_(gradients[name], alpha=times)
             for name, buffer in buffers.items():
                 buffer.copy_(updated[name])
 
         return accumulate
+
+    def _loss(
+        self, step: int, parameters: Named, buffers: Named, x: Tensor, y: Tensor, weight: Tensor, key: Tensor
+    ) -> tuple[Tensor, Named]:
+        """The mean loss of one client's batch, and its batch statistics afterwards."""
+        module = self._module(training=len(x) > 1 or not self.model.uses_batch_statistics)
+        updated = {name: buffer.clone() for name, buffer in buffers.items()}
+        with KeyedDropout(key, step):
+            outputs = functional_call(module, (parameters, updated), (x,))
+        return (loss_per_example(self.model.loss, outputs, y) * weight).sum(), updated
 
     @torch.no_grad()
     def losses(self, models: Tensor, rows: Tensor, x: Tensor, y: Tensor) -> Tensor:

@@ -1,0 +1,98 @@
+import math
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from coterie.core import NOBODY
+from coterie.metrics import (
+    adjusted_rand,
+    best_selection_rate,
+    found_clusters,
+    links_from_groups,
+    links_from_peers,
+    selection_rate,
+    spread,
+)
+
+
+def test_links_of_downloads_by_hand():
+    links = links_from_peers(torch.tensor([2, 0]), torch.tensor([[0, NOBODY], [1, 3]]), 4)
+    assert links.tolist() == [[0, 1, 0, 1], [0, 0, 0, 0], [1, 0, 0, 0], [0, 0, 0, 0]]
+
+
+def test_links_of_groups_by_hand():
+    links = links_from_groups(torch.tensor([1, 0, 1, NOBODY, NOBODY]))
+    assert links.nonzero().tolist() == [[0, 2], [2, 0]]
+
+
+def test_selection_rate_by_hand():
+    clusters = torch.tensor([0, 0, 1, 1])
+    links = torch.tensor([[0.0, 1, 1, 0], [1, 0, 0, 0], [0, 0, 0, 0], [1, 1, 1, 0]])
+    assert selection_rate(links, clusters) == pytest.approx((1 / 2 + 1 + 1 / 3) / 3)  # client 2 learned from nobody
+    assert selection_rate(links, torch.tensor([0, 1, 1, 0])) == pytest.approx((0 + 0 + 1 / 3) / 3)
+    assert selection_rate(links, None) is None
+    assert selection_rate(torch.zeros(4, 4), clusters) is None
+
+
+def test_the_oracles_rate_for_clusters_larger_than_the_budget_is_the_papers():
+    """1 - epsilon of the budget from the own cluster, and of the random rest the own cluster's share of the others."""
+    clusters = torch.arange(1200) % 4
+    for epsilon in (0.5, 0.3, 0.1, 0.0):
+        own = 299 / 1199
+        expected = (1 - epsilon) + epsilon * own
+        assert best_selection_rate(epsilon, 200, torch.arange(1200), clusters) == pytest.approx(expected)
+
+
+def test_the_oracles_rate_counts_only_the_cohort_and_clusters_that_run_out():
+    clusters = torch.tensor([0, 0, 1, 1, 1, 1])
+    everybody = torch.arange(6)
+    assert best_selection_rate(0.0, 3, everybody, clusters) == pytest.approx((2 * 1 / 3 + 4 * 3 / 3) / 6)
+    assert best_selection_rate(1.0, 2, everybody, clusters) == pytest.approx((2 * 1 / 5 + 4 * 3 / 5) / 6)
+    assert best_selection_rate(0.0, 3, torch.tensor([0, 1]), clusters) == 1.0
+    assert best_selection_rate(0.0, 3, everybody, None) is None
+    assert best_selection_rate(0.0, 3, torch.tensor([2]), clusters) is None
+
+
+def planted(sizes: list[int], order: torch.Tensor, across: float) -> tuple[torch.Tensor, torch.Tensor]:
+    clusters = torch.repeat_interleave(torch.arange(len(sizes)), torch.tensor(sizes))[order]
+    links = (clusters[:, None] == clusters).float()
+    return (links + across).fill_diagonal_(0.0), clusters
+
+
+@given(st.lists(st.integers(2, 7), min_size=1, max_size=5), st.randoms(use_true_random=False), st.booleans())
+def test_planted_clusters_are_found_whatever_the_numbering(sizes, random, noisy):
+    order = list(range(sum(sizes)))
+    random.shuffle(order)
+    links, clusters = planted(sizes, torch.tensor(order), across=0.01 if noisy else 0.0)
+    found = found_clusters(links)
+    assert adjusted_rand(found, clusters) == 1.0
+    assert len(set(found)) == len(sizes)
+
+
+def test_one_sided_links_are_enough_and_the_unlinked_are_alone():
+    links = torch.zeros(6, 6)
+    for learner, teacher in ((0, 1), (1, 2), (2, 0), (3, 4)):
+        links[learner, teacher] = 1.0
+    found = found_clusters(links)
+    assert found[0] == found[1] == found[2]
+    assert found[3] == found[4]
+    assert len({found[0], found[3], found[5]}) == 3
+
+
+def test_without_any_link_everybody_is_alone():
+    assert sorted(found_clusters(torch.zeros(3, 3))) == [0, 1, 2]
+
+
+def test_agreement_of_clusters_ignores_their_names():
+    truth = torch.tensor([0, 0, 1, 1])
+    assert adjusted_rand([5, 5, 2, 2], truth) == 1.0
+    assert adjusted_rand([0, 1, 0, 1], truth) == pytest.approx(-0.5)
+    assert adjusted_rand([0, 0, 0, 0], truth) == 0.0
+    assert adjusted_rand([0, 0, 0, 0], None) is None
+
+
+def test_the_spread_leaves_out_those_not_measured():
+    assert spread(torch.tensor([1.0, math.nan, 3.0])) == {"mean": 2.0, "std": 1.0, "min": 1.0, "max": 3.0}
+    assert spread(torch.tensor([math.nan, math.inf])) is None

@@ -1,0 +1,125 @@
+from dataclasses import replace
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+from coterie.clients import Clients
+from coterie.core import NOBODY
+from coterie.federation import Federation
+from coterie.kernels import choose_kernel
+from coterie.peers import EpsilonGreedy
+from coterie.randomness import Moment
+from tiny import clients_of, federation, mlp, numbers
+
+KERNEL = choose_kernel("loop", mlp())
+MANY = federation([2] * 30)
+GREEDY, CURIOUS, HALF = EpsilonGreedy(0.0, 0.0, 0.0), EpsilonGreedy(1.0, 0.0, 1.0), EpsilonGreedy(0.5, 0.0, 0.5)
+
+
+def some(data: Federation = MANY, round: int = 0, seed: int = 0, ids: Tensor | None = None) -> Clients:
+    return clients_of(data, KERNEL, moment=Moment(seed, round), ids=ids)
+
+
+def everybody(data: Federation = MANY) -> Tensor:
+    return torch.arange(data.num_clients)
+
+
+def nothing_known(data: Federation = MANY) -> Tensor:
+    return torch.zeros(data.num_clients, data.num_clients)
+
+
+@given(
+    st.integers(1, 12), st.floats(0, 1), st.integers(2, 30), st.integers(0, 5), st.booleans()
+)  # fmt: skip
+def test_nobody_names_itself_a_stranger_or_anybody_twice(budget, epsilon, cohort_size, round, known):
+    cohort = torch.randperm(30, generator=torch.Generator().manual_seed(round))[:cohort_size].sort().values
+    liking = numbers(30, 30, seed=round) if known else nothing_known()
+    chosen = EpsilonGreedy(epsilon, 0.0, 0.0).choose(some(round=round, ids=cohort), liking[cohort], cohort, budget)
+    for client, peers in zip(cohort.tolist(), chosen.tolist(), strict=True):
+        named = [peer for peer in peers if peer != NOBODY]
+        assert client not in named
+        assert set(named) <= set(cohort.tolist())
+        assert len(set(named)) == len(named) == min(budget, cohort_size - 1)
+        assert peers[len(named) :] == [NOBODY] * (len(peers) - len(named))
+
+
+@pytest.mark.parametrize(("epsilon", "at_random"), [(0.0, 0), (0.25, 2), (0.5, 4), (1.0, 8)])
+def test_the_budget_is_split_between_random_and_liked_peers(epsilon, at_random):
+    liking = -torch.arange(30.0).expand(30, 30)  # everybody likes 0 best, then 1, ...
+    chosen = EpsilonGreedy(epsilon, 0.0, 0.0).choose(some(), liking, everybody(), 8)
+    for client, peers in enumerate(chosen.tolist()):
+        random = peers[:at_random]
+        left = [peer for peer in range(30) if peer != client and peer not in random]
+        assert peers[at_random:] == left[: 8 - at_random]  # of those left, the best, best first
+    if at_random:
+        met = torch.zeros(30).scatter_add(0, chosen[:, :at_random].flatten(), torch.ones(30 * at_random))
+        assert (met > 0).sum() > 20  # 60 draws or more of 30 meet less than 20 once in far more than a million runs
+
+
+def test_exploration_falls_as_in_the_papers_remark_6():
+    paper = EpsilonGreedy(0.5, 0.01, 0.1)
+    assert [paper.exploration(round) for round in (0, 1, 39, 40, 41, 100)] == pytest.approx(
+        [0.5, 0.49, 0.11, 0.1, 0.1, 0.1]
+    )
+
+
+def test_choices_repeat_themselves_and_change_with_round_seed_and_client():
+    chosen = CURIOUS.choose(some(), nothing_known(), everybody(), 5)
+    assert torch.equal(CURIOUS.choose(some(), nothing_known(), everybody(), 5), chosen)
+    for other in (some(round=1), some(seed=1)):
+        assert not torch.equal(CURIOUS.choose(other, nothing_known(), everybody(), 5), chosen)
+    assert len({tuple(row) for row in chosen.tolist()}) == 30
+
+
+def test_ties_of_liking_favour_nobody_and_are_reproducible():
+    chosen = GREEDY.choose(some(), nothing_known(), everybody(), 5)
+    assert torch.equal(GREEDY.choose(some(), nothing_known(), everybody(), 5), chosen)
+    met = torch.bincount(chosen.flatten(), minlength=30)  # 150 choices, five on average
+    assert met.max() < 18  # exceeded in less than one of a million: Chernoff, 30 peers
+    assert len({tuple(sorted(row)) for row in chosen.tolist()}) > 25
+
+
+def test_renumbering_the_clients_renumbers_their_choices():
+    order = torch.randperm(30, generator=torch.Generator().manual_seed(1))  # new place -> old place
+    new_number = torch.argsort(order)
+    liking = numbers(30, 30).round()  # with many ties
+    chosen = HALF.choose(some(), liking, everybody(), 6)
+    moved = MANY.renumbered(order)
+    again = HALF.choose(some(moved), liking[order][:, order], everybody(), 6)
+    assert torch.equal(again, new_number[chosen[order]])
+    unmoved_keys = replace(moved, keys=torch.arange(30))
+    assert not torch.equal(HALF.choose(some(unmoved_keys), liking[order][:, order], everybody(), 6), again)
+
+
+def test_a_block_of_clients_chooses_as_it_would_among_all():
+    liking = numbers(30, 30)
+    chosen = HALF.choose(some(), liking, everybody(), 6)
+    part = torch.tensor([3, 17, 29])
+    assert torch.equal(HALF.choose(some(ids=part), liking[part], everybody(), 6), chosen[part])
+
+
+def test_a_cohort_too_small_for_the_budget_leaves_nobody_at_the_end():
+    cohort = torch.tensor([4, 9, 20])
+    chosen = GREEDY.choose(some(ids=cohort), nothing_known()[cohort], cohort, 5)
+    assert [sorted(row[:2]) for row in chosen.tolist()] == [[9, 20], [4, 20], [4, 9]]
+    assert (chosen[:, 2:] == NOBODY).all()
+    alone = GREEDY.choose(some(ids=cohort[:1]), nothing_known()[:1], cohort[:1], 2)
+    assert (alone == NOBODY).all()
+
+
+def test_a_peer_whose_model_does_better_than_ones_own_is_liked_more():
+    liking = torch.tensor([[0.0, 1.0, 2.0, 3.0]])
+    peers = torch.tensor([[3, 1, NOBODY]])
+    own_loss, losses = torch.tensor([[2.0]]), torch.tensor([[0.5, 2.5, 9.0]])
+    learned = GREEDY.learn(liking, peers, own_loss - losses)
+    assert learned.tolist() == [[0.0, 0.5, 2.0, 4.5]]
+    assert liking.tolist() == [[0.0, 1.0, 2.0, 3.0]]
+
+
+def test_losses_that_are_not_finite_are_disliked_with_a_finite_number():
+    peers = torch.tensor([[0, 1, 2]])
+    gained = torch.tensor([[float("nan"), -float("inf"), float("inf")]])
+    assert GREEDY.learn(torch.zeros(1, 4), peers, gained).tolist() == [[-1e6, -1e6, 1e6, 0.0]]
