@@ -5,7 +5,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import click
 import typer
 from rich.console import Console
 from rich.table import Table
@@ -165,16 +164,10 @@ def doctor() -> None:
 def main() -> None:
     """Run the program; a user's mistake ends it with one message and exit code 2."""
     try:
-        code = app(standalone_mode=False)
-    except click.exceptions.Abort:
-        code = INTERRUPTED
-    except click.ClickException as error:
-        error.show()
-        code = error.exit_code
+        app()  # ends by SystemExit, also for a mistyped command or option
     except CoterieError as error:
         Console(stderr=True).print(f"error: {error}", markup=False, highlight=False, soft_wrap=True)
-        code = 2
-    sys.exit(code)
+        sys.exit(2)
 
 
 def _tables(file: Path, settings: list[str]) -> dict[str, Any]:
@@ -222,7 +215,7 @@ def _show_run(result: "Run") -> None:
 
 def _show_comparison(comparison: "Comparison") -> None:
     table = Table(
-        "method", "seeds", "test accuracy %", "test loss", "own-cluster selection %", "adjusted Rand", "seconds"
+        "method", "seeds", "accuracy %", "loss", "own cluster %", "Rand", "seconds"
     )
     for row in comparison.rows():
         cells = [row["method"], str(row["seeds"])]

@@ -77,10 +77,11 @@ class Clients:
     def train(self, theta: Tensor) -> Tensor:
         """[C, P] -> [C, P]: local training, in blocks that fit the cache."""
         size = self.kernel.cache_block
-        trained = torch.empty(len(self), self.kernel.layout.size, device=theta.device)
+        trained = torch.empty(theta.shape, device=theta.device)
+        velocity = trained.new_empty(size, trained.shape[1])
         for begin in range(0, len(self), size):
             block = slice(begin, begin + size)
-            trained[block] = self._part(block)._descend(theta[block])
+            self._part(block)._descend(theta[block], trained[block], velocity)
         return trained
 
     def gradient(self, theta: Tensor) -> Tensor:
@@ -142,28 +143,31 @@ class Clients:
             self.ids[block], self.rows[block], self.data, self.population, self.kernel, self.options, self.moment
         )
 
-    def _descend(self, theta: Tensor) -> Tensor:
-        """Stochastic gradient descent with momentum: v <- momentum v + gradient, theta <- theta - lr v."""
+    def _descend(self, start: Tensor, theta: Tensor, velocity: Tensor) -> None:
+        """Stochastic gradient descent with momentum: v <- momentum v + gradient, theta <- theta - lr v.
+
+        From `start` [C, P] into `theta`, with `velocity` as room to work in; nothing large is allocated.
+        """
         batches = Batches(self, self.options)
-        theta = theta[batches.order]
+        torch.index_select(start, 0, batches.order, out=theta)
         lr, momentum, decay = self.options.lr, self.options.momentum, self.options.weight_decay
-        velocity = torch.zeros_like(theta) if momentum or decay else None
+        plain = not momentum and not decay
+        speed = theta if plain else velocity[: len(theta)].zero_()
         bound = 0
         for batch in batches:
             if bound != len(batch.length):  # clients that have finished fall off the end
                 bound = len(batch.length)
-                now = theta[:bound]
-                speed = now if velocity is None else velocity[:bound]
-                accumulate = self.kernel.bind(now, into=speed)
-                parameters, change = now[:, : self.num_parameters], speed[:, : self.num_parameters]
-            if velocity is None:
+                accumulate = self.kernel.bind(theta[:bound], into=speed[:bound])
+                parameters, change = theta[:bound, : self.num_parameters], speed[:bound, : self.num_parameters]
+            if plain:
                 accumulate(batch, 1.0, -lr)
                 continue
             accumulate(batch, momentum, 1.0)
             if decay:
                 change.add_(parameters, alpha=decay)
             parameters.add_(change, alpha=-lr)
-        return theta[batches.back]
+        if batches.sorted:
+            theta.copy_(theta[batches.back])
 
 
 class Peers:
@@ -198,7 +202,8 @@ class Peers:
 class Batches:
     """The mini-batches of some clients: each shuffles its own examples in every epoch, by a function of its key.
 
-    Clients with more steps stand first (`order`), so those still training are always the first so many.
+    Clients with more steps stand first (`order`), so those still training are always the first so many. A batch is
+    valid until the next is asked for: they all live in the same memory, which stays in the cache.
     """
 
     def __init__(self, clients: Clients, options: Train) -> None:
@@ -208,11 +213,17 @@ class Batches:
         steps = -(-clients.examples // options.batch_size)
         self.order = torch.argsort(steps, descending=True, stable=True)  # [C]
         self.back = torch.argsort(self.order)
+        self.sorted = bool((steps[1:] > steps[:-1]).any())  # the order is not the clients' own
         self._steps: list[int] = steps[self.order].tolist()  # in one epoch, descending
         self._counts: list[int] = clients.examples[self.order].tolist()
         self._dropout = clients.keys("dropout")[self.order]
         places = clients.rows[self.order, None, None] * examples.x.shape[1] + self._shuffles(clients)
         self._places = places  # [C, epochs, longest] in the flat data
+        room = len(self._steps) * min(self._size, max(self._counts))
+        self._room_x, self._room_y = (
+            self._x.new_empty(room, *self._x.shape[1:]),
+            self._y.new_empty(room, *self._y.shape[1:]),
+        )
 
     def __iter__(self) -> Iterator[Batch]:
         for step in range(self._epochs * self._steps[0]):
@@ -236,8 +247,9 @@ class Batches:
             chosen = self._places[:active, step // self._steps[0], begins[0] : begins[0] + longest].reshape(-1)
         else:
             chosen = self._gathered(step, begins, longest)
-        x = self._x.index_select(0, chosen)
-        y = self._y.index_select(0, chosen)
+        x, y = self._room_x[: len(chosen)], self._room_y[: len(chosen)]
+        torch.index_select(self._x, 0, chosen, out=x)
+        torch.index_select(self._y, 0, chosen, out=y)
         shape = (active, longest)
         full = min(length) == longest
         return Batch(x.view(*shape, *x.shape[1:]), y.view(*shape, *y.shape[1:]), length, full, self._dropout, step)

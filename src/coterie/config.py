@@ -1,11 +1,12 @@
 """The configuration of a run: one TOML file, every key validated, every mistake one clear sentence."""
 
+import re
 import tomllib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
-from pydantic import Field, SerializeAsAny, ValidationError
+from pydantic import Field, SerializeAsAny, ValidationError, field_validator
 from pydantic_core import ErrorDetails
 
 from coterie.clients import Train
@@ -29,10 +30,19 @@ Kind = TypeVar("Kind", bound=Options)
 class Compare(Options):
     """What `coterie compare` runs side by side."""
 
-    methods: list[str | dict[str, Any]] = Field(["local", "fedavg", "ifca", "oracle", "fedcbo"], min_length=1)
+    methods: list[Any] = Field(["local", "fedavg", "ifca", "oracle", "fedcbo"], min_length=1)
     """names of methods, or tables with a name, other keys of that method, and a label to show"""
     seeds: list[int] = Field([0], min_length=1)
     """one run of each method for each seed"""
+
+    @field_validator("methods")
+    @classmethod
+    def _refuse_unknown(cls, methods: list[Any]) -> list[Any]:
+        for place, method in enumerate(methods):
+            table = {"name": method} if isinstance(method, str) else method
+            keys = {key: table[key] for key in table if key != "label"} if isinstance(table, Mapping) else table
+            parse_table(f"compare.methods.{place}", keys, METHODS, TABLES["method"][1])
+        return methods
 
 
 class Config(Options):
@@ -104,7 +114,7 @@ def parse_table(key: str, table: Any, known: Mapping[str, type[Options]], defaul
     if not isinstance(table, Mapping):
         raise ConfigError(explain(key, table, f"a table such as [{key}] with a name", f"Names: {', '.join(known)}."))
     name = table.get("name", default)
-    if name not in known:
+    if not isinstance(name, str) or name not in known:
         raise ConfigError(explain(f"{key}.name", name, ", ".join(known), nearest(str(name), known)))
     return validated(known[name], {**table, "name": name}, f"{key}.")
 
@@ -118,14 +128,27 @@ def validated(kind: type[Kind], values: Any, prefix: str) -> Kind:
 
 
 def _sentence(error: ErrorDetails, kind: type[Options], prefix: str) -> str:
-    where = prefix + ".".join(str(part) for part in error["loc"])
+    where = (prefix + ".".join(str(part) for part in error["loc"])).rstrip(".")
     if error["type"] == "extra_forbidden":
         known = [name for name in kind.model_fields if name != "name"]
         hint = nearest(str(error["loc"][-1]), known)
         return f"{where}: unknown key{'; ' + hint if hint else '.'} Known keys here: {', '.join(known)}."
-    allowed = error["msg"].removeprefix("Input should be ").removeprefix("a valid ").replace("'", '"')
-    description = kind.model_fields[str(error["loc"][0])].description if error["loc"] else None
-    return explain(where, error["input"], allowed, f"It is {description}." if description else "")
+    field = kind.model_fields.get(str(error["loc"][0])) if error["loc"] else None
+    meaning = f"Meaning: {field.description.rstrip('.')}." if field and field.description else ""
+    return explain(where, error["input"], _allowed(error), meaning)
+
+
+def _allowed(error: ErrorDetails) -> str:
+    """pydantic's words, shortened, and in those of TOML."""
+    if error["type"] in ("model_type", "dict_type"):
+        return "a table"
+    message = re.sub("^(Input|List|String) should (be|have) (a valid )?| after validation, not .*$", "", error["msg"])
+    return message.replace("'", '"')
+
+
+def replaced(config: Config, **changes: Any) -> Config:
+    """The same configuration with some keys changed, validated again."""
+    return validated(Config, dict(config) | changes, "")
 
 
 def read(path: Path, settings: Sequence[str] = ()) -> dict[str, Any]:
@@ -146,18 +169,18 @@ def read(path: Path, settings: Sequence[str] = ()) -> dict[str, Any]:
 def put(tables: dict[str, Any], setting: str) -> None:
     """Set one key, given as table.key=value with a TOML value; anything that is no TOML value is text."""
     key, equals, text = setting.partition("=")
-    if not equals or not key.strip():
+    *path, last = (part.strip() for part in key.split("."))
+    if not equals or not all((*path, last)):
         raise ConfigError(explain("--set", setting, "key=value, such as method.alpha=20"))
     try:
         value = tomllib.loads(f"value = {text}")["value"]
     except tomllib.TOMLDecodeError:
         value = text.strip()
-    *path, last = key.strip().split(".")
     table: Any = tables
     for part in path:
         table = table.setdefault(part, {})
         if not isinstance(table, dict):
             raise ConfigError(explain("--set", setting, f"a key inside a table; {part} is not one"))
-    if last == "name" and path and table.get("name", value) != value:
+    if last == "name" and path and table.get("name", TABLES.get(".".join(path), ({}, value))[1]) != value:
         table.clear()  # the other one's keys mean nothing here
     table[last] = value

@@ -111,9 +111,11 @@ def compare(
     path = Path(out) if out is not None else unused(Path("runs") / "comparison")
     variants = [_variant(base, method, seed) for method in methods or plan.methods for seed in seeds or plan.seeds]
     _refuse_twins(variants)
+    for variant in {variant.shown: variant for variant in variants}.values():
+        World.of(variant, federation, model).fleet.close()  # what cannot be is refused before the first round
     finished: list[Run] = []
     for variant in variants:
-        target = path / _slug(f"{variant.shown}-seed{variant.seed}")
+        target = path / _place(variant)
         there = RunFolder.holds_a_run(target)
         finished.append(run(variant, federation=federation, model=model, out=target, resume=there, display=display))
         if not finished[-1].completed:
@@ -186,6 +188,7 @@ class World:
         config: Config, federation: Federation | None, module: nn.Module | Callable[[], nn.Module] | None
     ) -> "World":
         """Build what the configuration names, or take what was given, and see that it fits together."""
+        _check_device(config.device)
         federation = federation or cast(Scenario, config.scenario).build(config.seed)
         outputs = federation.num_classes or math.prod(federation.train.y.shape[2:])
         if module is None:
@@ -213,10 +216,11 @@ class World:
         return tables
 
     def fingerprint(self) -> str:
-        """A checksum of all training data, so that a run is not resumed on other data."""
-        digest = hashlib.sha256()
-        for tensor in (self.federation.train.x, self.federation.train.y, self.federation.train.count):
-            digest.update(tensor.cpu().contiguous().numpy().data)
+        """A checksum of what is learned from and of the model's shape, so that a run is resumed with nothing else."""
+        digest = hashlib.sha256(repr(self.model.layout).encode())
+        for examples in filter(None, (self.federation.train, self.federation.validation)):
+            for tensor in (examples.x, examples.y, examples.count):
+                digest.update(tensor.cpu().contiguous().numpy().data)
         return digest.hexdigest()[:16]
 
     def _initial(self, number: int) -> Tensor:
@@ -229,11 +233,20 @@ class World:
         return torch.stack([self._initial(1 + key) for key in self.federation.keys.tolist()])
 
 
+def _check_device(device: str) -> None:
+    """See that torch can compute there."""
+    try:
+        torch.zeros(1, device=device).item()
+    except Exception:  # torch has many kinds for this
+        raise ConfigError(explain("device", device, "a torch device of this machine, such as cpu or cuda")) from None
+
+
 def _check_budget(method: Method, config: Config, num_clients: int) -> None:
     """Nobody can download more peers than take part in a round."""
     cohort = max(1, round(config.participation * num_clients))
     if isinstance(method, ChoosesPeers) and method.download > cohort - 1:
-        allowed = f"1 to {cohort - 1} ({cohort} clients take part in a round, and nobody downloads itself)"
+        allowed = f"1 to {cohort - 1}" if cohort > 1 else "nothing here"
+        allowed += f" ({cohort} of the clients take part in a round, and nobody downloads itself)"
         do = "Lower it, or raise scenario.clients or participation."
         raise ConfigError(explain("method.download", method.download, allowed, do))
 
@@ -245,6 +258,7 @@ def _play(world: World, folder: RunFolder, display: Display) -> bool:
         display.say(f"{folder.path}: finished already, nothing to do")
         return True
     since = progress = _latest(world, folder, display)
+    folder.write_config(world.description())  # what may change on resuming
     folder.keep_rounds(since.round)
     display.begin(config.shown, since.round, config.rounds)
     with _interruption() as interrupted:
@@ -331,10 +345,10 @@ def _summary(world: World, folder: RunFolder, per_client: Mapping[str, Tensor], 
         "data": world.federation.source,
         "seed": config.seed,
         "rounds": config.rounds,
-        "rounds_completed": len(records),
+        "rounds_completed": config.rounds,
         "accuracy": accuracy and {**accuracy, "per_client": per_client["accuracy"]},
         "loss": (spread(per_client["loss"]) or {}).get("mean"),
-        "selection_rate": records[-1]["selection_rate"],
+        "selection_rate": records[-1]["selection_rate"] if records else None,
         "clusters": {
             "adjusted_rand": adjusted_rand(found, truth),
             "true": None if truth is None else truth.tolist(),
@@ -381,7 +395,7 @@ def _interruption() -> Iterator[Callable[[], bool]]:
 def _opened(path: Path, world: World, resume: bool) -> Iterator[RunFolder]:
     """The locked folder of a run: a new one, or on resuming the one that is there if it is of the same run."""
     config, data = world.description(), world.fingerprint()
-    if not (resume and RunFolder.holds_a_run(path)):
+    if not resume:
         with RunFolder.create(path, config, {**environment(), "data_fingerprint": data}) as folder:
             yield folder
         return
@@ -389,8 +403,7 @@ def _opened(path: Path, world: World, resume: bool) -> Iterator[RunFolder]:
         if (change := _difference(folder.config, config)) is not None:
             raise RunError(f"{path}: cannot be resumed, {change}. Undo that or choose another --out.")
         if folder.environment["data_fingerprint"] != data:
-            raise RunError(f"{path}: cannot be resumed, the data are not those it began with.")
-        folder.write_config(config)
+            raise RunError(f"{path}: cannot be resumed, the data or the model are not those it began with.")
         yield folder
 
 
@@ -415,7 +428,7 @@ def _resolve(config: ConfigLike, seed: int | None, own: bool) -> Config:
             config = {key: value for key, value in config.items() if key not in ("scenario", "model")}
     if not isinstance(config, Config):
         config = configuration.parse({key: value for key, value in config.items() if value is not None}, own_data=own)
-    return config if seed is None else config.model_copy(update={"seed": seed})
+    return config if seed is None else configuration.replaced(config, seed=seed)
 
 
 def _folder_for(config: Config, source: ConfigLike, out: Path | str | None, resume: bool) -> Path:
@@ -453,14 +466,20 @@ def _variant(base: Config, method: str | Mapping[str, Any], seed: int) -> Config
     label = table.pop("label", "")
     own: dict[str, Any] = base.method.model_dump() if table.get("name") == getattr(base.method, "name", None) else {}
     chosen = configuration.parse_table("method", own | table, METHODS, "fedcbo")
-    return base.model_copy(update={"method": chosen, "seed": seed, "label": label, "compare": None})
+    return configuration.replaced(base, method=chosen, seed=seed, label=label, compare=None)
 
 
 def _refuse_twins(variants: Sequence[Config]) -> None:
-    names = [f"{variant.shown} with seed {variant.seed}" for variant in variants]
-    for name in names:
-        if names.count(name) > 1:
-            raise ConfigError(explain("compare", f"{name} twice", "each once", "Give one a label of its own."))
+    places = [_place(variant) for variant in variants]
+    for variant in variants:
+        if places.count(_place(variant)) > 1:
+            got = f"{variant.shown} with seed {variant.seed} twice"
+            raise ConfigError(explain("compare", got, "each once", "Give one a label of its own."))
+
+
+def _place(variant: Config) -> str:
+    """The name of its folder among those of a comparison."""
+    return _slug(f"{variant.shown}-seed{variant.seed}")
 
 
 def _slug(name: str) -> str:

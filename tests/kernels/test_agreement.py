@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from coterie.clients import Batches, Clients, Train
-from coterie.errors import ConfigError, CoterieError
+from coterie.errors import ConfigError
 from coterie.federation import Federation
 from coterie.kernels import Batch, Kernel, choose_kernel
 from coterie.kernels.base import Precision
@@ -163,9 +163,13 @@ def test_explicit_gradients_are_those_of_autograd(hidden, activation, bias, leng
     clients, longest = len(length), max(length)
     y = numbers(clients, longest, outputs) if loss == "mse" else labels(clients * longest, classes=outputs)
     batch = Batch(
-        numbers(clients, longest, 4), y.reshape(clients, longest, *y.shape[2:]) if loss == "mse" else
-        y.reshape(clients, longest), length, torch.zeros(clients, dtype=torch.int64), min(length) == longest,
-    )  # fmt: skip
+        numbers(clients, longest, 4),
+        y.reshape(clients, longest, outputs) if loss == "mse" else y.reshape(clients, longest),
+        length,
+        full=min(length) == longest,
+        keys=torch.zeros(clients, dtype=torch.int64),
+        step=0,
+    )
     theta = 0.5 * numbers(clients, model.layout.size, seed=1)
     into = numbers(clients, model.layout.size, seed=2)
     results = []
@@ -350,7 +354,10 @@ def test_cumulative_batch_statistics_do_not_depend_on_who_was_trained_before():
     assert torch.equal(alone[0], first[2])
 
 
-def test_a_batch_of_one_example_under_batch_normalisation_is_a_readable_mistake():
-    data, model = federation((4, 3)), Model(NORMALISED)  # batches of 2: the second client ends with one example
-    with pytest.raises(CoterieError, match="batch"):
-        clients_of(data, LoopKernel(model), Train(batch_size=2)).train(starts(model, data))
+def test_a_batch_of_one_example_leaves_batch_statistics_alone():
+    """It has no variance of its own: it is normalised by what the model has seen so far."""
+    data, model = federation((1,)), Model(NORMALISED)
+    trained = clients_of(data, LoopKernel(model), OPTIONS).train(starts(model, data))
+    statistics = model.layout.num_parameters
+    assert torch.equal(trained[:, statistics:], starts(model, data)[:, statistics:])
+    assert furthest(trained[:, :statistics], starts(model, data)[:, :statistics]) > 1e-3

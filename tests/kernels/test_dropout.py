@@ -14,35 +14,37 @@ from coterie.model import Model
 from coterie.randomness import Moment, fold, uniform
 from tiny import CLASSES, FEATURES, START, clients_of, federation, furthest, numbers, starts
 
-KEY = torch.tensor(12345)
+KEY, STEP = torch.tensor(12345), 3
 OPTIONS = Train(epochs=2, batch_size=3)
 
 
 def test_a_mask_is_a_function_of_the_key_and_the_call():
-    with KeyedDropout(KEY):
+    with KeyedDropout(KEY, STEP):
         first, second = (F.dropout(torch.ones(4, 5), 0.25) for _ in range(2))
-    with KeyedDropout(KEY):
+    with KeyedDropout(KEY, STEP):
         again = F.dropout(torch.ones(4, 5), 0.25)
-    with KeyedDropout(KEY + 1):
-        other = F.dropout(torch.ones(4, 5), 0.25)
-    kept = uniform(fold(KEY, torch.tensor(1)), 20).reshape(4, 5) >= 0.25
+    with KeyedDropout(KEY + 1, STEP):
+        other_client = F.dropout(torch.ones(4, 5), 0.25)
+    with KeyedDropout(KEY, STEP + 1):
+        other_step = F.dropout(torch.ones(4, 5), 0.25)
+    kept = uniform(fold(fold(KEY, torch.tensor(STEP)), torch.tensor(1)), 20).reshape(4, 5) >= 0.25
     assert torch.equal(first, kept / 0.75)
     assert torch.equal(again, first)
-    assert not torch.equal(second, first)
-    assert not torch.equal(other, first)
+    for other in (second, other_client, other_step):
+        assert not torch.equal(other, first)
 
 
 def test_the_share_asked_for_is_dropped_and_the_mean_kept():
-    with KeyedDropout(KEY):
+    with KeyedDropout(KEY, STEP):
         dropped = F.dropout(torch.ones(200, 200), 0.3)
     assert float((dropped == 0).float().mean()) == pytest.approx(0.3, abs=4.9 * (0.21 / 40_000) ** 0.5)  # one in 1e6
     assert float(dropped.mean()) == pytest.approx(1.0, abs=0.02)
 
 
 def test_more_examples_in_a_batch_leave_the_masks_of_the_first_alone():
-    with KeyedDropout(KEY):
+    with KeyedDropout(KEY, STEP):
         few = F.dropout(torch.ones(3, 5))
-    with KeyedDropout(KEY):
+    with KeyedDropout(KEY, STEP):
         many = F.dropout(torch.ones(8, 5))
     assert torch.equal(many[:3], few)
 
@@ -50,18 +52,18 @@ def test_more_examples_in_a_batch_leave_the_masks_of_the_first_alone():
 @pytest.mark.parametrize("function", [F.dropout1d, F.dropout2d, F.dropout3d])
 def test_whole_channels_are_dropped_where_the_layer_says_so(function):
     dims = {F.dropout1d: 1, F.dropout2d: 2, F.dropout3d: 3}[function]
-    with KeyedDropout(KEY):
+    with KeyedDropout(KEY, STEP):
         dropped = function(torch.ones(6, 7, *[3] * dims), 0.5).flatten(2)
     assert torch.equal(dropped, dropped[:, :, :1].expand_as(dropped))
     assert 0 < (dropped[:, :, 0] == 0).sum() < 42
-    with KeyedDropout(KEY):
+    with KeyedDropout(KEY, STEP):
         plain = F.dropout(torch.ones(6, 7, 3), 0.5)
     assert not torch.equal(plain, plain[:, :, :1].expand_as(plain))
 
 
 def test_nothing_is_dropped_outside_training_or_at_zero_and_everything_at_one():
     x = numbers(4, 5)
-    with KeyedDropout(KEY):
+    with KeyedDropout(KEY, STEP):
         assert torch.equal(F.dropout(x, 0.5, training=False), x)
         assert torch.equal(F.dropout(x, 0.0), x)
         assert (F.dropout(x, 1.0) == 0).all()

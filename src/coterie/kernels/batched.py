@@ -1,7 +1,8 @@
 """Stacks of linear layers: batched products and explicit gradients, in place, in blocks that fit the cache."""
 
 import itertools
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 
 import torch
 import torch.nn.functional as F
@@ -12,14 +13,27 @@ from coterie.model import Model, Piece
 
 CACHE = 1 << 20  # bytes of parameters that train side by side: half of a usual second-level cache
 SPARSE_BELOW = 1 / 32  # share of published models a client mixes, below which a sparse product is faster
-ACTIVATIONS = (nn.ReLU, nn.Tanh, nn.Sigmoid, nn.Identity)
+
+
+def _relu_slope(gradient: Tensor, value: Tensor) -> Tensor:
+    slope: Tensor = torch.ops.aten.threshold_backward(gradient, value, 0)
+    return slope
+
+
+# What may follow a linear layer: the function in place, and the gradient before it from that after it and its value.
+ACTIVATIONS: dict[type[nn.Module], tuple[Callable[[Tensor], Tensor], Callable[[Tensor, Tensor], Tensor]]] = {
+    nn.ReLU: (Tensor.relu_, _relu_slope),
+    nn.Tanh: (Tensor.tanh_, lambda gradient, value: gradient * (1.0 - value * value)),
+    nn.Sigmoid: (Tensor.sigmoid_, lambda gradient, value: gradient * value * (1.0 - value)),
+    nn.Identity: (lambda value: value, lambda gradient, value: gradient),
+}
 
 
 @dataclass(frozen=True)
 class _Linear:
     weight: Piece  # [out, in]
     bias: Piece | None  # [out]
-    activation: nn.Module  # what follows it
+    activation: type[nn.Module] = nn.Identity  # what follows it
 
 
 def _parts(module: nn.Module, prefix: str = "") -> list[tuple[str, nn.Module]]:
@@ -43,9 +57,9 @@ class BatchedKernel(Kernel):
         layers: list[_Linear] = []
         for prefix, part in _parts(model.module):
             if isinstance(part, nn.Linear):
-                layers.append(_Linear(pieces[f"{prefix}weight"], pieces.get(f"{prefix}bias"), nn.Identity()))
-            elif isinstance(part, ACTIVATIONS) and not isinstance(part, nn.Identity):
-                layers[-1] = _Linear(layers[-1].weight, layers[-1].bias, part)
+                layers.append(_Linear(pieces[f"{prefix}weight"], pieces.get(f"{prefix}bias")))
+            elif type(part) in ACTIVATIONS and not isinstance(part, nn.Identity):
+                layers[-1] = replace(layers[-1], activation=type(part))
         self._layers = layers
         self._units: dict[torch.device, Tensor] = {}
         self.cache_block = max(1, min(64, CACHE // (4 * self.layout.size)))
@@ -65,30 +79,32 @@ class BatchedKernel(Kernel):
 
     def bind(self, theta: Tensor, into: Tensor) -> Accumulate:
         alone = len(theta) == 1  # then without the clients' axis: plain products have less overhead
-        weights, biases = self._views(theta, alone)
-        weights_into, biases_into = self._views(into, alone)
         product, affine = (torch.mm, torch.addmm) if alone else (torch.bmm, torch.baddbmm)
         add_product, add_sum = (Tensor.addmm_, _add_sum_of_rows) if alone else (Tensor.baddbmm_, Tensor.baddbmm_)
-        last = len(weights) - 1
+        weights, biases = self._views(theta, alone)
+        functions = [ACTIVATIONS[layer.activation] for layer in self._layers]
+        hidden = list(zip([w.mT for w in weights[:-1]], [b if b is None else b.mT for b in biases[:-1]], functions))
+        targets = list(zip(*self._views(into, alone), [None, *weights[1:]], [None, *functions[:-1]]))[::-1]
 
         @torch.inference_mode()
         def accumulate(batch: Batch, keep: float, times: float) -> None:
             values = [batch.x[0].flatten(1) if alone else batch.x.flatten(2)]  # [C, b, width] of each layer
-            for layer, weight, bias in zip(self._layers[:-1], weights[:-1], biases[:-1], strict=True):
-                signal = product(values[-1], weight.mT) if bias is None else affine(bias.mT, values[-1], weight.mT)
-                values.append(_activate(layer.activation, signal))
+            for weight, bias, (activate, _) in hidden:
+                value = product(values[-1], weight) if bias is None else affine(bias, values[-1], weight)
+                values.append(activate(value))
             weight, bias = weights[-1], biases[-1]  # the outputs stand upright, [C, out, b]: a faster softmax
             outputs = product(weight, values[-1].mT) if bias is None else affine(bias, weight, values[-1].mT)
             delta = self._output_gradient(outputs, batch)
             step = times / batch.length[0] if batch.full else times
             ones = delta.new_ones(*delta.shape[:-2], delta.shape[-1], 1)
-            for at in range(last, -1, -1):
-                below = product(delta.mT, weights[at]) if at else None  # before the weight moves
-                add_product(weights_into[at], delta, values[at], beta=keep, alpha=step)
-                if (target := biases_into[at]) is not None:
-                    add_sum(target, delta, ones, beta=keep, alpha=step)
-                if below is not None:
-                    delta = _slope(self._layers[at - 1].activation, below, values[at]).mT
+            for weight_into, bias_into, upper, function in targets:
+                value = values.pop()
+                below = None if upper is None else product(delta.mT, upper)  # before the weight moves
+                add_product(weight_into, delta, value, beta=keep, alpha=step)
+                if bias_into is not None:
+                    add_sum(bias_into, delta, ones, beta=keep, alpha=step)
+                if below is not None and function is not None:
+                    delta = function[1](below, value).mT
 
         return accumulate
 
@@ -121,7 +137,7 @@ class BatchedKernel(Kernel):
         signal = x.flatten(1)
         for layer in self._layers:
             signal = F.linear(signal, layer.weight.of(vector), layer.bias.of(vector) if layer.bias else None)
-            signal = _activate(layer.activation, signal)
+            signal = ACTIVATIONS[layer.activation][0](signal)
         return signal.float()
 
     @torch.no_grad()
@@ -134,34 +150,6 @@ class BatchedKernel(Kernel):
         return mixed
 
 
-def _affine(bias: Tensor | None, left: Tensor, right: Tensor) -> Tensor:
-    return torch.bmm(left, right) if bias is None else torch.baddbmm(bias, left, right)
-
-
 def _add_sum_of_rows(target: Tensor, delta: Tensor, ones: Tensor, *, beta: float, alpha: float) -> None:
     """target [out, 1] <- beta target + alpha (delta [out, b] times ones [b, 1]); a product with a vector is faster."""
     target[:, 0].addmv_(delta, ones[:, 0], beta=beta, alpha=alpha)
-
-
-def _activate(activation: nn.Module, signal: Tensor) -> Tensor:
-    """In place, on a tensor just made."""
-    match activation:
-        case nn.ReLU():
-            return signal.relu_()
-        case nn.Tanh():
-            return signal.tanh_()
-        case nn.Sigmoid():
-            return signal.sigmoid_()
-    return signal
-
-
-def _slope(activation: nn.Module, gradient: Tensor, value: Tensor) -> Tensor:
-    """The gradient before an activation, from the gradient after it and its value."""
-    match activation:
-        case nn.ReLU():
-            return torch.ops.aten.threshold_backward(gradient, value, 0)  # type: ignore[no-any-return]
-        case nn.Tanh():
-            return gradient * (1.0 - value * value)
-        case nn.Sigmoid():
-            return gradient * value * (1.0 - value)
-    return gradient

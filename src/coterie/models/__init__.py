@@ -5,7 +5,7 @@ import math
 from abc import abstractmethod
 from typing import Literal
 
-from pydantic import Field
+from pydantic import Field, PositiveInt
 from torch import nn
 
 from coterie.errors import ModelError
@@ -33,7 +33,7 @@ class MLP(ModelOptions):
     """Fully connected layers with ReLU between; the papers' network for MNIST is hidden = [200]."""
 
     name: Literal["mlp"] = "mlp"
-    hidden: list[int] = Field([200], min_length=1)
+    hidden: list[PositiveInt] = Field([200], min_length=1)
     """widths of the hidden layers"""
 
     def build(self, shape: tuple[int, ...], outputs: int) -> nn.Module:
@@ -48,7 +48,7 @@ class CNN(ModelOptions):
     """Convolutions of 5 x 5 with ReLU and max-pooling by 2 after each, then one hidden dense layer."""
 
     name: Literal["cnn"] = "cnn"
-    channels: list[int] = Field([16, 32], min_length=1)
+    channels: list[PositiveInt] = Field([16, 32], min_length=1)
     """output channels of the convolutions"""
     hidden: int = Field(128, ge=1)
     """width of the dense layer"""
