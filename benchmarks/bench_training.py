@@ -1,6 +1,6 @@
 """Local training of an MLP 784-200-10: 100 clients x 200 images, batch 50, 5 epochs, plain SGD; one thread, CPU time.
 
-    python benchmarks/bench_training.py
+python benchmarks/bench_training.py
 """
 
 import torch

@@ -28,7 +28,9 @@ def ratio(slow: list[float], fast: list[float]) -> float:
     return statistics.median(a / b for a, b in zip(slow, fast, strict=True))
 
 
-def matrix_products(gigaflops: float = 20.0, size: int = 1024, dtype: torch.dtype = torch.float32) -> Callable[[], object]:
+def matrix_products(
+    gigaflops: float = 20.0, size: int = 1024, dtype: torch.dtype = torch.float32
+) -> Callable[[], object]:
     """Square matrix products of so many GFLOP: the machine's peak as one more contestant."""
     left, right = torch.randn(size, size).to(dtype), torch.randn(size, size).to(dtype)
     out = torch.empty(size, size, dtype=dtype)

@@ -214,9 +214,7 @@ def _show_run(result: "Run") -> None:
 
 
 def _show_comparison(comparison: "Comparison") -> None:
-    table = Table(
-        "method", "seeds", "accuracy %", "loss", "own cluster %", "Rand", "seconds"
-    )
+    table = Table("method", "seeds", "accuracy %", "loss", "own cluster %", "Rand", "seconds")
     for row in comparison.rows():
         cells = [row["method"], str(row["seeds"])]
         cells += [

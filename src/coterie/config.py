@@ -31,7 +31,7 @@ class Compare(Options):
     """What `coterie compare` runs side by side."""
 
     methods: list[Any] = Field(["local", "fedavg", "ifca", "oracle", "fedcbo"], min_length=1)
-    """names of methods, or tables with a name, other keys of that method, and a label to show"""
+    """names, or tables with a name, keys of that method, a label to show, and other settings in a table `with`"""
     seeds: list[int] = Field([0], min_length=1)
     """one run of each method for each seed"""
 
@@ -40,7 +40,11 @@ class Compare(Options):
     def _refuse_unknown(cls, methods: list[Any]) -> list[Any]:
         for place, method in enumerate(methods):
             table = {"name": method} if isinstance(method, str) else method
-            keys = {key: table[key] for key in table if key != "label"} if isinstance(table, Mapping) else table
+            keys = (
+                {key: table[key] for key in table if key not in ("label", "with")}
+                if isinstance(table, Mapping)
+                else table
+            )
             parse_table(f"compare.methods.{place}", keys, METHODS, TABLES["method"][1])
         return methods
 

@@ -26,7 +26,6 @@ from coterie.errors import ConfigError, RunError, explain
 from coterie.federation import Federation
 from coterie.fleets.simulated import SimulatedFleet
 from coterie.kernels import choose_kernel
-from coterie.methods import METHODS
 from coterie.metrics import adjusted_rand, found_clusters, spread
 from coterie.model import Model
 from coterie.models import ModelOptions
@@ -267,10 +266,11 @@ def _play(world: World, folder: RunFolder, display: Display) -> bool:
             last=config.rounds, evaluate_every=config.evaluate_every, participation=config.participation,
         ):  # fmt: skip
             folder.append(progress.record)
-            if progress.round % config.checkpoint_every == 0 or progress.round == config.rounds or interrupted():
-                checkpoint.save(folder.checkpoints, progress.round, _tensors(world, progress))
             display.round(progress.record)
-            if interrupted():
+            stop = interrupted()
+            if progress.round % config.checkpoint_every == 0 or progress.round == config.rounds or stop:
+                checkpoint.save(folder.checkpoints, progress.round, _tensors(world, progress))
+            if stop:
                 break
     display.end()
     if progress.round < config.rounds:
@@ -461,12 +461,13 @@ def _newest(path: Path) -> Path:
 
 
 def _variant(base: Config, method: str | Mapping[str, Any], seed: int) -> Config:
-    """The base configuration with another method and seed. A bare name that is the base's own method keeps its keys."""
-    table = {"name": method} if isinstance(method, str) else dict(method)
-    label = table.pop("label", "")
+    """The base configuration with another method and seed. The base's own method keeps its keys unless they are given;
+    a label names the row, and the keys of a table `with` go over those outside [method]."""
+    table: dict[str, Any] = {"name": method} if isinstance(method, str) else dict(method)
+    label, others = table.pop("label", ""), dict(table.pop("with", {}))
     own: dict[str, Any] = base.method.model_dump() if table.get("name") == getattr(base.method, "name", None) else {}
-    chosen = configuration.parse_table("method", own | table, METHODS, "fedcbo")
-    return configuration.replaced(base, method=chosen, seed=seed, label=label, compare=None)
+    tables = base.model_dump(exclude={"compare"}, exclude_none=True) | {"seed": seed, "label": label} | others
+    return configuration.parse(tables | {"method": own | table}, own_data=base.scenario is None)
 
 
 def _refuse_twins(variants: Sequence[Config]) -> None:

@@ -62,8 +62,7 @@ def trained_by_torch(clients: Clients, client: int, model: Model) -> Tensor:
     ],
     ids=["mlp", "cnn", "batch normalisation"],
 )
-@pytest.mark.parametrize("momentum", [0.0, 0.9])
-@pytest.mark.parametrize("decay", [0.0, 0.1])
+@pytest.mark.parametrize(("momentum", "decay"), [(0.0, 0.0), (0.9, 0.0), (0.0, 0.1), (0.9, 0.1)])
 def test_the_loop_kernel_is_torchs_own_sgd(data, module, momentum, decay):
     """Bit for bit; with weight decay to rounding, for the three terms of the velocity are added in another order."""
     model = Model(module)
@@ -108,13 +107,16 @@ ANY_MODEL = {
     "nested": nn.Sequential(nn.Sequential(nn.Linear(FEATURES, 4), nn.Tanh()), nn.Linear(4, CLASSES)),
     "bare": nn.Linear(FEATURES, CLASSES),
 }
-SIZES = {"equal": (6, 6, 6, 6), "unequal": UNEQUAL}
+CASES = {
+    "equal sizes, momentum": ((6, 6, 6, 6), Train(epochs=1, batch_size=4, momentum=0.9)),
+    "unequal sizes, momentum": (UNEQUAL, OPTIONS),
+    "unequal sizes, weight decay": (UNEQUAL[:4], Train(epochs=1, batch_size=4, momentum=0.0, weight_decay=0.05)),
+}
 
 
 @pytest.mark.parametrize("kernel", ["vmap", "batched"])
 @pytest.mark.parametrize("module", ANY_MODEL.values(), ids=ANY_MODEL)
-@pytest.mark.parametrize("counts", SIZES.values(), ids=SIZES)
-@pytest.mark.parametrize("options", [OPTIONS, Train(epochs=2, batch_size=4, momentum=0.0, weight_decay=0.05)])
+@pytest.mark.parametrize(("counts", "options"), CASES.values(), ids=CASES)
 def test_every_kernel_trains_and_judges_as_the_loop_does(kernel, module, counts, options):
     data, model = federation(counts), Model(module)
     loop, mine = (clients_of(data, choose_kernel(name, model), options) for name in ("loop", kernel))

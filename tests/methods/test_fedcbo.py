@@ -168,8 +168,8 @@ def test_a_very_large_alpha_adopts_the_peer_with_the_least_loss():
 
 
 def test_clients_come_to_learn_from_their_own_cluster():
-    many = federation([12] * 12)
-    explored = play(FedCBO(download=4), many, MODEL, last=8)
+    many = federation([8] * 12)
+    explored = play(FedCBO(download=4), many, MODEL, last=8, evaluate_every=8)
     rates = [progress.record["selection_rate"] for progress in explored.progress]
     assert rates[0] < 0.65  # at random: 5 of 11
     assert rates[-1] > 0.85

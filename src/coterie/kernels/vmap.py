@@ -3,7 +3,7 @@
 from functools import partial
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 
 from coterie.kernels.base import CHUNK, Accumulate, Batch, Kernel
@@ -32,7 +32,8 @@ class VmapKernel(Kernel):
         def accumulate(batch: Batch, keep: float, times: float) -> None:
             length = torch.tensor(batch.length, device=theta.device)[:, None]
             weight = (torch.arange(batch.x.shape[1], device=theta.device) < length) / length
-            gradient = vmap(grad(partial(self._loss, batch.step), has_aux=True))
+            module = self._module(training=batch.x.shape[1] > 1 or not self.model.uses_batch_statistics)
+            gradient = vmap(grad(partial(self._loss, module, batch.step), has_aux=True))
             gradients, updated = gradient(parameters, buffers, batch.x, batch.y, weight, batch.keys)
             for name, target in targets.items():
                 target.mul_(keep).add_(gradients[name], alpha=times)
@@ -42,10 +43,17 @@ class VmapKernel(Kernel):
         return accumulate
 
     def _loss(
-        self, step: int, parameters: Named, buffers: Named, x: Tensor, y: Tensor, weight: Tensor, key: Tensor
+        self,
+        module: nn.Module,
+        step: int,
+        parameters: Named,
+        buffers: Named,
+        x: Tensor,
+        y: Tensor,
+        weight: Tensor,
+        key: Tensor,
     ) -> tuple[Tensor, Named]:
         """The mean loss of one client's batch, and its batch statistics afterwards."""
-        module = self._module(training=len(x) > 1 or not self.model.uses_batch_statistics)
         updated = {name: buffer.clone() for name, buffer in buffers.items()}
         with KeyedDropout(key, step):
             outputs = functional_call(module, (parameters, updated), (x,))

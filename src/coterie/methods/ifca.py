@@ -31,7 +31,8 @@ class IFCA(Options):
     def nearest(self, clients: Clients, centres: Tensor) -> Tensor:
         """[C]: the model with the smallest loss for each client."""
         every = torch.arange(len(centres), device=centres.device).expand(len(clients), -1)
-        return clients.losses(clients.kernel.evaluation_copy(centres), every).argmin(1)
+        losses = clients.losses(clients.kernel.evaluation_copy(centres), every)
+        return losses.nan_to_num(nan=torch.inf).argmin(1)  # argmin would choose a NaN
 
     @client_task
     def local_update(self, clients: Clients, memory: Tensors, given: Given) -> tuple[Tensors, Tensors]:

@@ -1,0 +1,208 @@
+"""A run that was killed, interrupted or damaged goes on to the very same result."""
+
+import os
+import random
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from multiprocessing import get_context
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from coterie.experiment import compare, run
+from coterie.runs import RunFolder
+from program import SCRIPT, SMALL, Listener, coterie, results, toml
+
+ROUNDS = 8
+TABLES: dict[str, Any] = SMALL | {
+    "rounds": ROUNDS,
+    "participation": 0.7,
+    "method": {"name": "fedcbo", "download": 2, "noise": "anisotropic", "noise_level": 0.1},
+}
+
+
+@pytest.fixture(scope="module")
+def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    path = tmp_path_factory.mktemp("whole") / "out"
+    assert run(TABLES, out=path, display=Listener()).completed
+    return results(path)
+
+
+def test_another_seed_is_another_result(uninterrupted: dict[str, Any], tmp_path: Path) -> None:
+    """What the equalities below are worth."""
+    run(TABLES, out=tmp_path / "out", seed=1, display=Listener())
+    assert all(one != uninterrupted[name] for name, one in results(tmp_path / "out").items())
+
+
+def rounds_on_disk(path: Path) -> int:
+    metrics = path / "metrics.jsonl"
+    return metrics.read_bytes().count(b"\n") if metrics.exists() else 0
+
+
+def after(rounds: int, path: Path) -> bool:
+    return rounds_on_disk(path) >= rounds
+
+
+def writing_a_checkpoint(rounds: int, path: Path) -> bool:
+    return after(rounds, path) and (path / "checkpoints" / ".writing").exists()
+
+
+def writing_results(rounds: int, path: Path) -> bool:
+    return (path / "links.safetensors").exists()
+
+
+MOMENTS: list[tuple[Callable[[int, Path], bool], int]] = [
+    (after, 0),
+    (after, 1),
+    (after, 3),
+    (writing_a_checkpoint, 2),
+    (writing_a_checkpoint, 5),
+    (writing_results, ROUNDS),
+]
+
+
+@pytest.fixture
+def begun(tmp_path: Path) -> Iterator[BaseProcess]:
+    """The same run in a process of its own, forked from one that has imported everything."""
+    context = get_context("forkserver")
+    context.set_forkserver_preload(["coterie.experiment"])
+    process = context.Process(target=run, args=(TABLES,), kwargs={"out": tmp_path / "out"})
+    process.start()
+    yield process
+    process.kill()
+    process.join()
+
+
+def until(happened: Callable[[], bool], alive: Callable[[], bool]) -> None:
+    """Look as often as possible, for a minute at most."""
+    limit = time.monotonic() + 60
+    while not happened():
+        assert alive(), "it ended too early"
+        assert time.monotonic() < limit
+
+
+@pytest.mark.parametrize(("moment", "rounds"), MOMENTS, ids=lambda value: getattr(value, "__name__", str(value)))
+def test_killed_at_any_moment_it_resumes_to_the_same_bits(
+    begun: BaseProcess, tmp_path: Path, uninterrupted: dict[str, Any], moment: Callable[[int, Path], bool], rounds: int
+) -> None:
+    out = tmp_path / "out"
+    until(lambda: RunFolder.holds_a_run(out), begun.is_alive)
+    until(lambda: moment(rounds, out), begun.is_alive)
+    if moment is after:
+        time.sleep(random.Random(rounds).uniform(0, 0.03))  # anywhere in the round
+    begun.kill()
+    begun.join()
+    assert begun.exitcode == -signal.SIGKILL
+    assert not (out / "summary.json").exists()
+    listener = Listener()
+    assert run(out, resume=True, display=listener).completed
+    assert len(listener.rounds) <= ROUNDS - max(0, rounds - 1)  # it did not begin anew
+    assert results(out) == uninterrupted
+
+
+@pytest.mark.parametrize("method", ["local", "fedavg", "ifca", "oracle"])
+def test_every_method_goes_on_where_it_was_interrupted(tmp_path: Path, method: str) -> None:
+    tables = SMALL | {"method": {"name": method}, "participation": 0.5, "rounds": 3}
+    run(tables, out=tmp_path / "whole", display=Listener())
+    assert not run(tables, out=tmp_path / "out", display=Listener(interrupt_after=1)).completed
+    listener = Listener()
+    assert run(tmp_path / "out", resume=True, display=listener).completed
+    assert listener.rounds == [2, 3]
+    assert results(tmp_path / "out") == results(tmp_path / "whole")
+
+
+def test_ctrl_c_stops_the_program_after_the_round_in_hand_and_says_how_to_go_on(tmp_path: Path) -> None:
+    many = TABLES | {"rounds": 60}
+    (tmp_path / "many.toml").write_text(toml(many))
+    process = subprocess.Popen(
+        [SCRIPT, "run", "many.toml", "--out", "out"], cwd=tmp_path, text=True, stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )  # fmt: skip
+    out = tmp_path / "out"
+    with process:
+        until(lambda: after(2, out), lambda: process.poll() is None)
+        os.kill(process.pid, signal.SIGINT)
+        printed, messages = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert printed == ""
+    assert "Traceback" not in messages
+    stopped = rounds_on_disk(out)
+    assert 2 <= stopped < 60
+    assert f"stopped after round {stopped}; go on with: coterie run out --resume" in messages
+    assert any(path.name.startswith(f"round-{stopped:06d}") for path in (out / "checkpoints").iterdir())
+    assert coterie("run", out, "--resume").code == 0
+    run(many, out=tmp_path / "whole", display=Listener())
+    assert results(out) == results(tmp_path / "whole")
+
+
+def test_an_interruption_between_checkpoints_leaves_one(tmp_path: Path, uninterrupted: dict[str, Any]) -> None:
+    tables = TABLES | {"checkpoint_every": 5}
+    run(tables, out=tmp_path / "out", display=Listener(interrupt_after=3))
+    listener = Listener()
+    run(tmp_path / "out", resume=True, display=listener)
+    assert listener.rounds == [4, 5, 6, 7, 8]
+    assert results(tmp_path / "out") == uninterrupted
+
+
+@pytest.mark.parametrize(("damaged", "goes_on_with"), [(1, 4), (2, 1)])
+def test_a_damaged_checkpoint_falls_back_to_the_one_before_with_a_warning(
+    tmp_path: Path, uninterrupted: dict[str, Any], damaged: int, goes_on_with: int
+) -> None:
+    out = tmp_path / "out"
+    run(TABLES, out=out, display=Listener(interrupt_after=4))
+    newest = sorted((out / "checkpoints").iterdir())[-damaged:]
+    for path in newest:
+        content = bytearray(path.read_bytes())
+        content[-1] ^= 1
+        path.write_bytes(content)
+    listener = Listener()
+    assert run(out, resume=True, display=listener).completed
+    warnings = [text for text in listener.said if text.startswith("warning: ")]
+    assert [path.name in text for path, text in zip(reversed(newest), warnings, strict=True)] == [True] * damaged
+    assert any("damaged" in note for note in RunFolder(out).notes())
+    assert listener.rounds[0] == goes_on_with
+    assert results(out) == uninterrupted
+
+
+def test_more_rounds_equal_a_run_of_that_many_from_the_start(tmp_path: Path, uninterrupted: dict[str, Any]) -> None:
+    run(TABLES | {"rounds": 3}, out=tmp_path / "out", display=Listener())
+    assert results(tmp_path / "out") != uninterrupted
+    listener = Listener()
+    run(TABLES, out=tmp_path / "out", resume=True, display=listener)
+    assert listener.rounds == [4, 5, 6, 7, 8]
+    assert RunFolder(tmp_path / "out").config["rounds"] == ROUNDS
+    assert results(tmp_path / "out") == uninterrupted
+
+
+def test_what_does_not_change_a_result_may_change_on_resuming(tmp_path: Path, uninterrupted: dict[str, Any]) -> None:
+    run(TABLES | {"threads": 1}, out=tmp_path / "out", display=Listener(interrupt_after=2))
+    run(TABLES | {"threads": 2, "checkpoint_every": 3}, out=tmp_path / "out", resume=True, display=Listener())
+    assert RunFolder(tmp_path / "out").config["threads"] == 2
+    assert results(tmp_path / "out") == uninterrupted
+
+
+def test_a_finished_run_is_not_run_again(tmp_path: Path) -> None:
+    tables = SMALL | {"rounds": 1, "method": {"name": "local"}}
+    run(tables, out=tmp_path / "out", display=Listener())
+    written = {path: path.stat().st_mtime_ns for path in (tmp_path / "out").rglob("*") if path.suffix}
+    listener = Listener()
+    assert run(tables, out=tmp_path / "out", resume=True, display=listener).completed
+    assert listener.rounds == []
+    assert any("finished already" in text for text in listener.said)
+    assert {path: path.stat().st_mtime_ns for path in written} == written
+
+
+def test_a_comparison_resumes_what_was_killed(tmp_path: Path) -> None:
+    tables = SMALL | {"rounds": 2}
+    run(
+        tables | {"method": {"name": "local"}},
+        out=tmp_path / "all" / "local-seed0",
+        display=Listener(interrupt_after=1),
+    )
+    listener = Listener()
+    assert compare(tables, methods=["local"], out=tmp_path / "all", display=listener).completed
+    assert listener.rounds == [2]
