@@ -1,4 +1,4 @@
-"""A whole FedCBO round of 100 clients (MLP 784-200-10, 200 images, 10 epochs, M = 16) on one and two threads; wall time.
+"""A whole FedCBO round of 100 clients (784-200-10, 200 images, 10 epochs, M = 16) on one and two threads; wall time.
 
 python benchmarks/bench_threads.py
 """

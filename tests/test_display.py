@@ -32,7 +32,7 @@ def shown(display: Display, printed: io.StringIO, rounds: int = 3) -> str:
         ({"accuracy": None, "selection_rate": None}, "loss 1.25"),
         ({"accuracy": None, "loss": None, "selection_rate": None}, "not evaluated"),
         (
-            {"refused": {"3": "non-finite", "5": "non-finite"}, "selection_rate": None},
+            {"refused": {"3": "why", "5": "why"}, "selection_rate": None},
             "accuracy 50.0 %, 2 clients refused",
         ),
     ],

@@ -46,7 +46,7 @@ def run(
 ) -> None:
     """Run one method.
 
-    Example: `coterie run experiments/fedcbo/mnist.toml --set method.download=20 --seed 1`
+    Example: `coterie run experiments/fedcbo/fig3-quick.toml --set method.download=20 --seed 1`
     """
     from coterie import display, experiment
 

@@ -252,7 +252,9 @@ class Batches:
         torch.index_select(self._y, 0, chosen, out=y)
         shape = (active, longest)
         full = min(length) == longest
-        return Batch(x.view(*shape, *x.shape[1:]), y.view(*shape, *y.shape[1:]), length, full, self._dropout[:active], step)
+        return Batch(
+            x.view(*shape, *x.shape[1:]), y.view(*shape, *y.shape[1:]), length, full, self._dropout[:active], step
+        )
 
     def _gathered(self, step: int, begins: list[int], longest: int) -> Tensor:
         """The places of a batch of clients that stand in different epochs; beyond a client's last, any of its own."""

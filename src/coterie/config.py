@@ -150,6 +150,16 @@ def _allowed(error: ErrorDetails) -> str:
     return message.replace("'", '"')
 
 
+def merged(tables: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
+    """Tables with others put over them key by key; a table with another name replaces the whole."""
+    result = dict(tables)
+    for key, value in over.items():
+        mine = result.get(key)
+        tabular = isinstance(mine, Mapping) and isinstance(value, Mapping)
+        result[key] = {**mine, **value} if tabular and value.get("name", mine.get("name")) == mine.get("name") else value
+    return result
+
+
 def replaced(config: Config, **changes: Any) -> Config:
     """The same configuration with some keys changed, validated again."""
     return validated(Config, dict(config) | changes, "")

@@ -168,7 +168,10 @@ class World:
         self.method = cast(Method, config.method)
         sizes = self.federation.train.count
         equal = bool((sizes == sizes[0]).all())
-        self.kernel = choose_kernel(config.kernel, model, config.device, config.precision, equal)
+        axes = len(federation.input_shape)
+        self.kernel = choose_kernel(
+            config.kernel, model, config.device, config.precision, equal_sizes=equal, example_axes=axes
+        )
         self.setting = Setting(federation.num_clients, self._initial, self.federation.clusters)
         _check_budget(self.method, config, federation.num_clients)
         self.before = beginning(self.method, self.setting)
@@ -177,7 +180,7 @@ class World:
             self.federation,
             self.kernel,
             config.train,
-            {name: value.contiguous() for name, value in memory.items()},
+            memory,
             block=config.block,
             threads=config.threads,
         )
@@ -255,6 +258,8 @@ def _play(world: World, folder: RunFolder, display: Display) -> bool:
     config = world.config
     if (summary := folder.summary()) is not None and summary["rounds_completed"] == config.rounds:
         display.say(f"{folder.path}: finished already, nothing to do")
+        if not folder.report.exists():  # it was killed just before
+            _report(world, folder)
         return True
     since = progress = _latest(world, folder, display)
     folder.write_config(world.description())  # what may change on resuming
@@ -331,6 +336,10 @@ def _finish(world: World, folder: RunFolder, progress: Progress) -> None:
         layout = [(piece.name, tuple(piece.shape)) for piece in world.model.layout.pieces]
         folder.write_models(models, layout, range(len(models)))
     folder.write_summary(_summary(world, folder, per_client, found))
+    _report(world, folder)
+
+
+def _report(world: World, folder: RunFolder) -> None:
     write_report(folder.report, [folder], title=f"{world.config.shown} on {world.federation.name}")
 
 
@@ -464,10 +473,13 @@ def _variant(base: Config, method: str | Mapping[str, Any], seed: int) -> Config
     """The base configuration with another method and seed. The base's own method keeps its keys unless they are given;
     a label names the row, and the keys of a table `with` go over those outside [method]."""
     table: dict[str, Any] = {"name": method} if isinstance(method, str) else dict(method)
-    label, others = table.pop("label", ""), dict(table.pop("with", {}))
+    label, others = table.pop("label", ""), table.pop("with", {})
+    if not isinstance(others, Mapping):
+        raise ConfigError(explain("compare.methods: with", others, "a table of settings, such as { initial = \"own\" }"))
     own: dict[str, Any] = base.method.model_dump() if table.get("name") == getattr(base.method, "name", None) else {}
-    tables = base.model_dump(exclude={"compare"}, exclude_none=True) | {"seed": seed, "label": label} | others
-    return configuration.parse(tables | {"method": own | table}, own_data=base.scenario is None)
+    tables = base.model_dump(exclude={"compare"}, exclude_none=True) | {"seed": seed, "label": label}
+    tables = configuration.merged(tables, others) | {"method": own | table}
+    return configuration.parse(tables, own_data=base.scenario is None)
 
 
 def _refuse_twins(variants: Sequence[Config]) -> None:

@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from coterie.dropout import KeyedDropout, RefuseOtherDraws
 from coterie.errors import ModelError
 from coterie.randomness import derive
 
@@ -32,19 +33,24 @@ class Piece:
 
 @dataclass(frozen=True)
 class Layout:
-    """The order of a module's tensors in the vector theta. Integer buffers stay out: they are counters."""
+    """The order of a module's tensors in the vector theta. Frozen parameters stay out: all clients have the same.
+    So do integer buffers, which are counters."""
 
     parameters: tuple[Piece, ...]
     buffers: tuple[Piece, ...]
 
     @staticmethod
     def of(module: nn.Module) -> "Layout":
-        """Parameters as the module names them, then its floating buffers."""
+        """Parameters to be trained as the module names them, then its floating buffers."""
         position = 0
-        groups: list[list[Piece]] = [[], []]
-        floats = [(name, buffer) for name, buffer in module.named_buffers() if buffer.is_floating_point()]
-        parameters: list[tuple[str, Tensor]] = list(module.named_parameters())
-        for group, named in zip(groups, (parameters, floats), strict=True):
+        groups: tuple[list[Piece], list[Piece]] = ([], [])
+        floats: list[tuple[str, Tensor]] = [
+            (name, buffer) for name, buffer in module.named_buffers() if buffer.is_floating_point()
+        ]
+        trained: list[tuple[str, Tensor]] = [
+            (name, tensor) for name, tensor in module.named_parameters() if tensor.requires_grad
+        ]
+        for group, named in zip(groups, (trained, floats)):
             for name, tensor in named:
                 group.append(Piece(name, tensor.shape, position, position + tensor.numel()))
                 position += tensor.numel()
@@ -78,9 +84,13 @@ class Model:
     def __init__(self, module: nn.Module | Callable[[], nn.Module], loss: Loss = "cross_entropy") -> None:
         self._make = None if isinstance(module, nn.Module) else module
         self.module = copy.deepcopy(module) if isinstance(module, nn.Module) else _seeded(module, 0)
-        self.module.requires_grad_(True)
-        if not any(True for _ in self.module.parameters()):
-            raise ModelError("model: it has no parameters; there is nothing to learn. Give it at least one layer.")
+        if not any(parameter.requires_grad for parameter in self.module.parameters()):
+            raise ModelError("model: none of its parameters requires a gradient; there is nothing to learn.")
+        if any(isinstance(part, BATCH_STATISTICS) and part.momentum is None for part in self.module.modules()):
+            raise ModelError(
+                "model: got batch normalisation with momentum None, which counts batches over all clients; allowed: a "
+                "number. Set its momentum, such as 0.1."
+            )
         self.loss: Loss = loss
         self.layout = Layout.of(self.module)
         self.uses_batch_statistics = any(isinstance(part, BATCH_STATISTICS) for part in self.module.modules())
@@ -93,6 +103,15 @@ class Model:
             return self.layout.flatten(self.module)
         return self.layout.flatten(_seeded(lambda: _reset(self.module), derive(seed, "initial model", number)))
 
+    def _check_draws(self, x: Tensor) -> None:
+        """Refuse a training-mode forward pass that draws random numbers other than by dropout."""
+        module = copy.deepcopy(self.module).train()
+        for part in module.modules():
+            if isinstance(part, BATCH_STATISTICS):
+                part.eval()  # two examples may be too few for statistics
+        with torch.no_grad(), KeyedDropout(torch.tensor(0), 0), RefuseOtherDraws():  # type: ignore[no-untyped-call]
+            module(x)
+
     def check_fits(self, x: Tensor, y: Tensor, num_classes: int | None) -> None:
         """Refuse a model whose output does not fit the labels, before anything else is done."""
         module = copy.deepcopy(self.module).eval()
@@ -103,6 +122,7 @@ class Model:
             raise ModelError(
                 f"model: it cannot take the data: examples have shape {tuple(x.shape[1:])}, and it fails with: {error}"
             ) from error
+        self._check_draws(x)
         wanted = y.shape if num_classes is None else (len(x), num_classes)
         if not isinstance(outputs, Tensor) or tuple(outputs.shape) != tuple(wanted):
             got = tuple(outputs.shape[1:]) if isinstance(outputs, Tensor) else type(outputs).__name__

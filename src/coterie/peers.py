@@ -3,11 +3,12 @@
 from dataclasses import dataclass
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from coterie.clients import Clients
 from coterie.core import NOBODY
-from coterie.randomness import fold, uniform
+from coterie.randomness import fold
 
 
 @dataclass(frozen=True)
@@ -33,14 +34,15 @@ class EpsilonGreedy:
         """
         num_random = round(self.exploration(clients.moment.round) * budget)
         myself = clients.ids[:, None] == cohort  # [C, S]
-        explore = _scores(clients, cohort, "explore").masked_fill(myself, torch.inf)
+        explore = _scores(clients, cohort, "explore").masked_fill(myself, torch.iinfo(torch.int64).max)
         random = explore.argsort(dim=1)[:, :num_random]  # places in the cohort
         shuffled = _scores(clients, cohort, "ties").argsort(dim=1)
         taken = myself.scatter(1, random, True)
         liked = liking[:, cohort].masked_fill(taken, -torch.inf).gather(1, shuffled)
         best = shuffled.gather(1, liked.argsort(dim=1, descending=True, stable=True))[:, : budget - num_random]
         places = torch.cat([random, best], dim=1)
-        return cohort[places].masked_fill(self._surplus(places, myself), NOBODY)
+        wanted = cohort[places].masked_fill(self._surplus(places, myself), NOBODY)
+        return F.pad(wanted, (0, budget - wanted.shape[1]), value=NOBODY)
 
     def learn(self, liking: Tensor, peers: Tensor, gained: Tensor) -> Tensor:
         """P_i <- P_i + (L_own - L_i) for the peers met: fedcbo-slides-2024.txt (21), which favours low loss.
@@ -60,6 +62,5 @@ class EpsilonGreedy:
 
 
 def _scores(clients: Clients, cohort: Tensor, purpose: str) -> Tensor:
-    """[C, S] uniform: a function of the pair's two keys, so that it does not depend on how clients are numbered."""
-    pairs = fold(clients.keys(purpose)[:, None], clients.population[cohort])
-    return uniform(pairs, 1)[..., 0]
+    """[C, S] int64: a function of the pair's two keys, so that it does not depend on how clients are numbered."""
+    return fold(clients.keys(purpose)[:, None], clients.population[cohort])

@@ -151,10 +151,12 @@ class _Watch:
         self.silent: set[int] = set()
 
     def __call__(self, ask: Ask, replies: Replies) -> None:
+        if ask.peers is not None:
+            links = links_from_peers(ask.clients, ask.peers, len(self.links))
+            links[:, [*self.refused, *self.silent]] = 0.0  # what they might have published was not delivered
+            self.links = torch.maximum(self.links, links)
         self.refused.update(replies.refused)
         self.silent |= set(ask.clients.tolist()) - set(replies.clients.tolist()) - set(replies.refused)
-        if ask.peers is not None:
-            self.links = torch.maximum(self.links, links_from_peers(ask.clients, ask.peers, len(self.links)))
 
 
 def _oracle_rate(method: Method, round: int, cohort: Tensor, setting: Setting) -> float | None:

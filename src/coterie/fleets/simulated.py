@@ -28,7 +28,7 @@ class _Published:
     @staticmethod
     def none(size: int, like: Tensor) -> "_Published":
         """Room for all clients' models of this size."""
-        return _Published(torch.empty(len(like), size, device=like.device), torch.zeros_like(like))
+        return _Published(torch.zeros(len(like), size, device=like.device), torch.zeros_like(like))
 
     def add(self, ids: Tensor, models: Tensor) -> None:
         """Take in the models [R, P] of these clients [R]."""
@@ -59,7 +59,7 @@ class SimulatedFleet:
         self._federation = federation
         self._kernel = kernel
         self._options = options
-        self._memory = dict(memory)
+        self._memory = {name: value.clone(memory_format=torch.contiguous_format) for name, value in memory.items()}
         self._block = block
         self._round = -1
         self._published = _Published.none(kernel.layout.size, federation.keys.bool())

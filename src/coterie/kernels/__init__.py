@@ -19,17 +19,23 @@ __all__ = ["Batch", "Kernel", "KernelName", "Precision", "choose_kernel"]
 
 
 def choose_kernel(
-    name: KernelName, model: Model, device: str = "cpu", precision: Precision = "float32", equal_sizes: bool = True
+    name: KernelName,
+    model: Model,
+    device: str = "cpu",
+    precision: Precision = "float32",
+    *,
+    equal_sizes: bool = True,
+    example_axes: int = 1,
 ) -> Kernel:
     """`auto` follows what benchmarks/bench_kernels.py measured: batched wherever the model is a stack of linear layers,
     else vmap on a GPU, else loop. Batch statistics of padded batches would be wrong, so they need `loop`."""
-    stack = BatchedKernel.accepts(model)
+    stack = BatchedKernel.accepts(model, example_axes)
     vmap_is_right = not model.uses_batch_statistics or equal_sizes
     if name == "auto":
         name = "batched" if stack else "vmap" if device != "cpu" and vmap_is_right else "loop"
     if name == "batched":
         if not stack:
-            allowed = "a torch.nn.Sequential of Flatten, Linear, ReLU, Tanh, Sigmoid and Identity"
+            allowed = "a torch.nn.Sequential of Flatten (unless examples are vectors), Linear, ReLU, Tanh and Sigmoid"
             raise ConfigError(explain("kernel", "batched with another model", allowed, 'Use kernel = "auto".'))
         return BatchedKernel(model, precision)
     if name == "vmap":

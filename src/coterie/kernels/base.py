@@ -10,7 +10,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from coterie.model import Layout, Model, loss_per_example
+from coterie.model import BATCH_STATISTICS, Layout, Model, loss_per_example
 
 Precision = Literal["float32", "bf16"]
 CHUNK = 2048  # examples of one forward pass in evaluation: bounds its memory
@@ -87,6 +87,9 @@ class Kernel(ABC):
         modules: dict[torch.dtype, nn.Module] = self._own.__dict__.setdefault("modules", {})
         if dtype not in modules:
             modules[dtype] = copy.deepcopy(self.model.module).to(dtype)
+            for part in modules[dtype].modules():
+                if isinstance(part, BATCH_STATISTICS):
+                    part.num_batches_tracked = None  # a counter nobody reads, and clients must not share
         return modules[dtype].train(training)
 
 

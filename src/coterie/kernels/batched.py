@@ -12,7 +12,7 @@ from coterie.kernels.base import Accumulate, Batch, Kernel, Precision
 from coterie.model import Model, Piece
 
 CACHE = 1 << 20  # bytes of parameters that train side by side: half of a usual second-level cache
-SPARSE_BELOW = 1 / 32  # share of published models a client mixes, below which a sparse product is faster
+SPARSE_BELOW = 1 / 20  # share of published models a client mixes, below which a sparse product is faster
 
 
 def _relu_slope(gradient: Tensor, value: Tensor) -> Tensor:
@@ -65,17 +65,17 @@ class BatchedKernel(Kernel):
         self.cache_block = max(1, min(64, CACHE // (4 * self.layout.size)))
 
     @staticmethod
-    def accepts(model: Model) -> bool:
+    def accepts(model: Model, example_axes: int = 1) -> bool:
         """[Flatten], then Linear layers with at most one of the known activations after each, none after the last."""
         kinds = [part for _, part in _parts(model.module) if not isinstance(part, nn.Identity)]
         if kinds and type(kinds[0]) is nn.Flatten and kinds[0].start_dim == 1 and kinds[0].end_dim == -1:
-            kinds = kinds[1:]
+            kinds, example_axes = kinds[1:], 1
         known = all(type(part) is nn.Linear or type(part) in ACTIVATIONS for part in kinds)
         linear = [type(part) is nn.Linear for part in kinds]
         alternate = all(a or b for a, b in itertools.pairwise(linear))
         names = [name for name, _ in model.module.named_parameters(remove_duplicate=False)]
         shared = len(names) != len(model.layout.parameters)
-        return known and alternate and bool(linear) and linear[0] and linear[-1] and not shared
+        return example_axes == 1 and known and alternate and bool(linear) and linear[0] and linear[-1] and not shared
 
     def bind(self, theta: Tensor, into: Tensor) -> Accumulate:
         alone = len(theta) == 1  # then without the clients' axis: plain products have less overhead
@@ -142,10 +142,10 @@ class BatchedKernel(Kernel):
 
     @torch.no_grad()
     def mix(self, models: Tensor, rows: Tensor, weights: Tensor) -> Tensor:
-        """One product: dense where clients mix a fair share of what is published, else sparse."""
-        share = weights.new_zeros(len(rows), len(models)).scatter_add_(1, rows, weights)
+        """Dense products where clients mix a fair share of what is published, else sums over their rows."""
         if rows.shape[1] < SPARSE_BELOW * len(models):
-            share = share.to_sparse_csr()
+            return F.embedding_bag(rows, models, mode="sum", per_sample_weights=weights)
+        share = weights.new_zeros(len(rows), len(models)).scatter_add_(1, rows, weights)
         mixed: Tensor = share @ models
         return mixed
 

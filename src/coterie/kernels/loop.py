@@ -3,8 +3,8 @@
 import torch
 from torch import Tensor
 
+from coterie.dropout import KeyedDropout
 from coterie.kernels.base import Accumulate, Batch, Kernel, point_at
-from coterie.kernels.dropout import KeyedDropout
 from coterie.model import loss_per_example
 
 

@@ -6,8 +6,8 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 
+from coterie.dropout import KeyedDropout
 from coterie.kernels.base import CHUNK, Accumulate, Batch, Kernel
-from coterie.kernels.dropout import KeyedDropout
 from coterie.model import Piece, loss_per_example
 
 Named = dict[str, Tensor]

@@ -28,7 +28,7 @@ class FedCBO(Options):
     """M: how many peers each client downloads in a round"""
     alpha: float = Field(3.0, ge=0, allow_inf_nan=False)
     """how sharply a lower loss counts in the consensus, (21)"""
-    consensus_step: float = Field(1.0, ge=0, le=2)
+    consensus_step: float = Field(1.0, ge=0, le=1)
     """lambda_1 gamma: how far a client goes to the consensus, (22); 1 adopts it, 0 learns alone"""
     epsilon: float = Field(0.5, ge=0, le=1)
     """share of the downloads chosen at random in the first round, Remark 6"""

@@ -365,9 +365,9 @@ def _plain(value: Any) -> Any:
 
 
 def _slots(module: nn.Module) -> dict[str, Tensor]:
-    """Parameters and floating-point buffers by name, also buffers that `state_dict` leaves out; a tied tensor once."""
+    """Trained parameters and floating-point buffers, also those `state_dict` leaves out; a tied tensor once."""
     buffers = {name: buffer for name, buffer in module.named_buffers() if buffer.is_floating_point()}
-    return dict(module.named_parameters()) | buffers
+    return {name: tensor for name, tensor in module.named_parameters() if tensor.requires_grad} | buffers
 
 
 def _refuse_mismatch(saved: Mapping[str, tuple[int, ...]], wanted: Mapping[str, tuple[int, ...]]) -> None:

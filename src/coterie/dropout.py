@@ -7,20 +7,16 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from coterie.errors import ModelError
 from coterie.randomness import fold, uniform
 
 _WHOLE_CHANNELS = (F.dropout1d, F.dropout2d, F.dropout3d)
-_OTHER_DRAWS = {
-    "alpha_dropout", "feature_alpha_dropout", "rrelu", "gumbel_softmax", "bernoulli", "rand", "rand_like", "randn",
-    "randn_like", "randint", "multinomial",
-}  # fmt: skip
 
 
 class KeyedDropout(TorchFunctionMode):
-    """While entered, functional dropout draws its masks from a client's key and the step of its training; any other
-    draw in a forward pass is refused."""
+    """While entered, functional dropout draws its masks from a client's key and the step of its training."""
 
     def __init__(self, key: Tensor, step: int) -> None:
         super().__init__()
@@ -37,11 +33,6 @@ class KeyedDropout(TorchFunctionMode):
     ) -> Any:
         if function is F.dropout or function in _WHOLE_CHANNELS:
             return self._dropout(function in _WHOLE_CHANNELS, *args, **(kwargs or {}))
-        if getattr(function, "__name__", "") in _OTHER_DRAWS:
-            raise ModelError(
-                f"model: its forward pass draws random numbers by {function.__name__}; allowed: dropout, dropout1d, "
-                "dropout2d, dropout3d, which are made reproducible. Replace the other draws."
-            )
         return function(*args, **(kwargs or {}))
 
     def _dropout(
@@ -56,3 +47,21 @@ class KeyedDropout(TorchFunctionMode):
         shape = (*input.shape[:2], *(1 for _ in input.shape[2:])) if channels else input.shape
         kept = uniform(key, shape.numel() if isinstance(shape, torch.Size) else shape[0] * shape[1]).reshape(shape) >= p
         return input * kept / (1.0 - p)
+
+
+class RefuseOtherDraws(TorchDispatchMode):
+    """While entered, anything that draws from torch's own generators is refused; keyed dropout does not."""
+
+    def __torch_dispatch__(
+        self,
+        function: Any,
+        types: Sequence[type],
+        args: tuple[Any, ...] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        if torch.Tag.nondeterministic_seeded in function.tags:
+            raise ModelError(
+                f"model: its forward pass draws random numbers by {function.name()}; allowed: dropout, dropout1d, "
+                "dropout2d and dropout3d of torch.nn, which are made reproducible. Replace the other draws."
+            )
+        return function(*args, **(kwargs or {}))
