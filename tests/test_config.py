@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from coterie.config import TABLES, Config, parse, put, read, replaced
+from coterie.config import TABLES, Config, merged, parse, put, read, replaced
 from coterie.data import SCENARIOS
 from coterie.errors import ConfigError
 from coterie.methods import METHODS
@@ -299,3 +299,11 @@ def test_whatever_is_typed_after_set_is_a_key_or_one_message(setting: str) -> No
         assert tables == {"rounds": 3}
     else:
         assert "=" in setting
+
+
+def test_tables_put_over_others_change_their_keys_unless_the_name_is_another() -> None:
+    base = {"rounds": 3, "train": {"lr": 0.1, "epochs": 2}, "model": {"name": "mlp", "hidden": [5]}}
+    over = {"rounds": 4, "train": {"lr": 0.2}, "model": {"name": "cnn"}}
+    assert merged(base, over) == {"rounds": 4, "train": {"lr": 0.2, "epochs": 2}, "model": {"name": "cnn"}}
+    assert merged(base, {"model": {"hidden": [6]}})["model"] == {"name": "mlp", "hidden": [6]}
+    assert base["rounds"] == 3

@@ -7,9 +7,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from coterie.clients import Train
+from coterie.dropout import KeyedDropout
 from coterie.errors import ModelError
 from coterie.kernels import choose_kernel
-from coterie.dropout import KeyedDropout
 from coterie.model import Model
 from coterie.randomness import Moment, fold, uniform
 from tiny import CLASSES, FEATURES, START, clients_of, federation, furthest, numbers, starts

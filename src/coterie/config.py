@@ -156,7 +156,9 @@ def merged(tables: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]
     for key, value in over.items():
         mine = result.get(key)
         tabular = isinstance(mine, Mapping) and isinstance(value, Mapping)
-        result[key] = {**mine, **value} if tabular and value.get("name", mine.get("name")) == mine.get("name") else value
+        result[key] = (
+            {**mine, **value} if tabular and value.get("name", mine.get("name")) == mine.get("name") else value
+        )
     return result
 
 

@@ -475,7 +475,7 @@ def _variant(base: Config, method: str | Mapping[str, Any], seed: int) -> Config
     table: dict[str, Any] = {"name": method} if isinstance(method, str) else dict(method)
     label, others = table.pop("label", ""), table.pop("with", {})
     if not isinstance(others, Mapping):
-        raise ConfigError(explain("compare.methods: with", others, "a table of settings, such as { initial = \"own\" }"))
+        raise ConfigError(explain("compare.methods: with", others, 'a table of settings, such as { initial = "own" }'))
     own: dict[str, Any] = base.method.model_dump() if table.get("name") == getattr(base.method, "name", None) else {}
     tables = base.model_dump(exclude={"compare"}, exclude_none=True) | {"seed": seed, "label": label}
     tables = configuration.merged(tables, others) | {"method": own | table}
