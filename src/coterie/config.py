@@ -155,10 +155,11 @@ def merged(tables: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]
     result = dict(tables)
     for key, value in over.items():
         mine = result.get(key)
-        tabular = isinstance(mine, Mapping) and isinstance(value, Mapping)
-        result[key] = (
-            {**mine, **value} if tabular and value.get("name", mine.get("name")) == mine.get("name") else value
-        )
+        if isinstance(mine, Mapping) and isinstance(value, Mapping):
+            kept = mine if value.get("name", mine.get("name")) == mine.get("name") else {}
+            result[key] = {**kept, **value}
+        else:
+            result[key] = value
     return result
 
 

@@ -119,8 +119,10 @@ class BatchedKernel(Kernel):
         if self.model.loss == "mse":
             gradient = (outputs - batch.y.flatten(2).mT.reshape(outputs.shape)) * (2.0 / outputs.shape[-2])
         else:
-            right = self._unit_vectors(outputs).index_select(0, batch.y.view(-1)).view(*batch.y.shape, -1)
-            gradient = torch.softmax(outputs, dim=-2).sub_(right.mT.reshape(outputs.shape))
+            right = self._unit_vectors(outputs).index_select(0, batch.y.view(-1))
+            if outputs.dim() == 3:
+                right = right.view(*batch.y.shape, -1)
+            gradient = torch.softmax(outputs, dim=-2).sub_(right.mT)
         if not batch.full:
             length = torch.tensor(batch.length, device=outputs.device)[:, None, None]
             gradient *= (torch.arange(outputs.shape[-1], device=outputs.device) < length) / length
