@@ -33,7 +33,7 @@ def contents(folder: Path) -> dict[str, bytes]:
 @pytest.mark.parametrize(
     ("setting", "words"),
     [
-        ("method.alhpa=1", ["method.alhpa: unknown key", 'did you mean "alpha"?']),
+        ("method.alhpa=1", ["method.alhpa: unknown key", 'Did you mean "alpha"?']),
         ("rounds=many", ["rounds: got 'many'", "integer"]),
         ("train.lr=-1", ["train.lr: got -1", "greater than 0"]),
         ("scenario.data=mnits", ["scenario.data: got 'mnits'", '"mnist"']),
@@ -112,13 +112,13 @@ def test_a_mistyped_command_line_is_answered_with_the_nearest(file: Path, argume
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["methods", "fedcb"], 'did you mean "fedcbo"?'),
-        (["scenarios", "rotate"], 'did you mean "rotated"?'),
-        (["data", "fetch", "mnits"], 'did you mean "mnist"?'),
+        (["methods", "fedcb"], 'Did you mean "fedcbo"?'),
+        (["scenarios", "rotate"], 'Did you mean "rotated"?'),
+        (["data", "fetch", "mnits"], 'Did you mean "mnist"?'),
         (["run", "small.toml", "--seed", "-1"], "seed: got -1"),
         (["compare", "small.toml", "--seeds", "0,a", "--out", "out"], "--seeds: got 'a'"),
         (["compare", "small.toml", "--seeds", "-1", "--out", "out"], "seed: got -1"),
-        (["compare", "small.toml", "--methods", "fedcb", "--out", "out"], 'did you mean "fedcbo"?'),
+        (["compare", "small.toml", "--methods", "fedcb", "--out", "out"], 'Did you mean "fedcbo"?'),
         (["compare", "small.toml", "--methods", "local,local", "--out", "out"], "twice"),
     ],
 )

@@ -100,14 +100,14 @@ def test_an_empty_file_is_fedcbo_on_rotated_digits() -> None:
 def test_an_unknown_key_is_named_with_the_nearest_known_one(setting: str, nearest: str) -> None:
     message = refusal(changed(setting))
     assert "unknown key" in message
-    assert f'did you mean "{nearest}"?' in message
+    assert f'Did you mean "{nearest}"?' in message
     assert message.startswith(setting.partition("=")[0].split(".")[0])
 
 
 def test_a_key_like_no_other_gets_the_list_alone() -> None:
     message = refusal(changed("train.zzz=2"))
     assert message.startswith("train.zzz: unknown key. Known keys here: epochs, batch_size,")
-    assert "did you mean" not in message
+    assert "Did you mean" not in message
 
 
 @pytest.mark.parametrize(
@@ -133,13 +133,13 @@ def test_a_key_like_no_other_gets_the_list_alone() -> None:
         ("model.name=mpl", "got 'mpl'", "linear, mlp, cnn"),
         ("model.hidden=[]", "got []", "at least 1 item"),
         ("model.hidden=[-3]", "got -3", "greater than 0"),
-        ("method.name=fedcb", "got 'fedcb'", 'did you mean "fedcbo"?'),
+        ("method.name=fedcb", "got 'fedcb'", 'Did you mean "fedcbo"?'),
         ('method.name=["fedcbo"]', "got ['fedcbo']", "fedavg"),
         ("method.download=0", "got 0", "greater than or equal to 1"),
         ("compare=3", "got 3", "a table"),
         ("compare.methods=[]", "got []", "at least 1 item"),
         ("compare.methods=[3]", "got 3", "a table"),
-        ('compare.methods=["fedcb"]', "got 'fedcb'", 'did you mean "fedcbo"?'),
+        ('compare.methods=["fedcb"]', "got 'fedcb'", 'Did you mean "fedcbo"?'),
         ('compare.seeds=["a"]', "got 'a'", "integer"),
     ],
 )

@@ -13,7 +13,8 @@ from typing import Any
 
 import pytest
 
-from coterie.experiment import compare, run
+from coterie.comparison import compare
+from coterie.experiment import run
 from coterie.runs import RunFolder
 from program import SCRIPT, SMALL, Listener, coterie, results, toml
 

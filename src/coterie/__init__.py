@@ -6,7 +6,7 @@ __version__ = "0.1.0"
 __all__ = ["Comparison", "CoterieError", "Federation", "Run", "compare", "run"]
 
 _HOMES = {
-    "Comparison": "experiment", "Run": "experiment", "compare": "experiment", "run": "experiment",
+    "Comparison": "comparison", "Run": "experiment", "compare": "comparison", "run": "experiment",
     "CoterieError": "errors", "Federation": "federation",
 }  # fmt: skip
 

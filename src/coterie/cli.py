@@ -12,7 +12,8 @@ from rich.table import Table
 from coterie.errors import CoterieError, explain, nearest
 
 if TYPE_CHECKING:
-    from coterie.experiment import Comparison, Run
+    from coterie.comparison import Comparison
+    from coterie.experiment import Run
     from coterie.options import Options
 
 INTERRUPTED = 130  # what shells report for Ctrl-C
@@ -71,26 +72,27 @@ def compare(
 
     Example: `coterie compare experiments/fedcbo/table1-quick.toml --methods local,fedcbo --seeds 0,1,2`
     """
-    from coterie import display, experiment
+    from coterie import comparison, display
 
-    comparison = experiment.compare(
+    result = comparison.compare(
         _tables(file, set),
         methods=[name.strip() for name in methods.split(",") if name.strip()] or None,
         seeds=[_whole_number(seed) for seed in seeds.split(",") if seed.strip()] or None,
         out=out,
         display=display.default_display(quiet),
     )
-    _show_comparison(comparison)
+    _show_comparison(result)
 
 
 @app.command()
 def demo(out: Out = None, quiet: Quiet = False) -> None:
     """Forty clients with rotated digits find their clusters, in a minute or two, on data that comes along."""
-    from coterie import display, experiment
+    from coterie import comparison, display
+    from coterie.runs.names import unused
 
     file = Path(__file__).with_name("demo.toml")
-    target = out or experiment.unused(Path("runs") / "demo")
-    _show_comparison(experiment.compare(file, out=target, display=display.default_display(quiet)))
+    target = out or unused(Path("runs") / "demo")
+    _show_comparison(comparison.compare(file, out=target, display=display.default_display(quiet)))
 
 
 @app.command()

@@ -136,7 +136,7 @@ def _sentence(error: ErrorDetails, kind: type[Options], prefix: str) -> str:
     if error["type"] == "extra_forbidden":
         known = [name for name in kind.model_fields if name != "name"]
         hint = nearest(str(error["loc"][-1]), known)
-        return f"{where}: unknown key{'; ' + hint if hint else '.'} Known keys here: {', '.join(known)}."
+        return f"{where}: unknown key. {hint + ' ' if hint else ''}Known keys here: {', '.join(known)}."
     field = kind.model_fields.get(str(error["loc"][0])) if error["loc"] else None
     meaning = f"Meaning: {field.description.rstrip('.')}." if field and field.description else ""
     return explain(where, error["input"], _allowed(error), meaning)

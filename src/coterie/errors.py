@@ -37,6 +37,6 @@ def explain(where: str, got: object, allowed: str, do: str = "") -> str:
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
-    """`did you mean "alpha"?` if a known name is close, else an empty string."""
+    """`Did you mean "alpha"?` if a known name is close, else an empty string."""
     found = get_close_matches(name, list(known), n=1, cutoff=0.6)
-    return f'did you mean "{found[0]}"?' if found else ""
+    return f'Did you mean "{found[0]}"?' if found else ""

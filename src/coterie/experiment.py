@@ -1,39 +1,29 @@
 """From a configuration to a run: assemble the parts, play the rounds, keep everything in a folder."""
 
-import hashlib
 import itertools
-import json
-import math
-import re
 import signal
-import statistics
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from coterie import config as configuration
-from coterie.config import Compare, Config
-from coterie.core import Method, Setting
-from coterie.data import Scenario
+from coterie.config import Config
+from coterie.data import SCENARIOS
 from coterie.display import Display, default_display
 from coterie.errors import ConfigError, RunError, explain
 from coterie.federation import Federation
-from coterie.fleets.simulated import SimulatedFleet
-from coterie.kernels import choose_kernel
 from coterie.metrics import adjusted_rand, found_clusters, spread
-from coterie.model import Model
-from coterie.models import ModelOptions
 from coterie.randomness import Moment
 from coterie.report import write_report
 from coterie.runs import RunFolder, checkpoint, environment
-from coterie.runs.files import write_atomically
-from coterie.training import ChoosesPeers, Progress, beginning, collect_models, evaluate, rounds
+from coterie.runs.names import numbered, slug, unused
+from coterie.training import Progress, collect_models, evaluate, rounds
+from coterie.world import World
 
 MAY_CHANGE = {"rounds", "evaluate_every", "checkpoint_every", "threads", "block", "compare", "label"}  # on resuming
 ConfigLike = Config | Mapping[str, Any] | Path | str
@@ -80,7 +70,7 @@ def run(
     (an nn.Module, or a function that makes one) to use your own data and network instead of [scenario] and [model].
     `out` is the folder, by default a new one below runs/. Interrupted by Ctrl-C, it stops after the round in hand.
     """
-    settings = _resolve(config, seed, own=federation is not None)
+    settings = resolve(config, seed, own=federation is not None)
     if (federation is None) != (model is None):
         raise ConfigError("run: federation and model go together; give both or none.")
     path = _folder_for(settings, config, out, resume)
@@ -88,169 +78,6 @@ def run(
     display = display or default_display()
     with world, _opened(path, world, resume) as folder:
         return Run(path, _play(world, folder, display))
-
-
-def compare(
-    config: ConfigLike,
-    *,
-    methods: Sequence[str | Mapping[str, Any]] | None = None,
-    seeds: Sequence[int] | None = None,
-    federation: Federation | None = None,
-    model: nn.Module | Callable[[], nn.Module] | None = None,
-    out: Path | str | None = None,
-    display: Display | None = None,
-) -> "Comparison":
-    """Run several methods with several seeds, each in a folder of its own below `out`, and put them in one table.
-
-    What is there already is kept: finished runs are not run again, unfinished ones are resumed.
-    """
-    base = _resolve(config, None, own=federation is not None)
-    plan = base.compare or Compare()
-    display = display or default_display()
-    path = Path(out) if out is not None else unused(Path("runs") / "comparison")
-    variants = [_variant(base, method, seed) for method in methods or plan.methods for seed in seeds or plan.seeds]
-    _refuse_twins(variants)
-    for variant in {variant.shown: variant for variant in variants}.values():
-        World.of(variant, federation, model).fleet.close()  # what cannot be is refused before the first round
-    finished: list[Run] = []
-    for variant in variants:
-        target = path / _place(variant)
-        there = RunFolder.holds_a_run(target)
-        finished.append(run(variant, federation=federation, model=model, out=target, resume=there, display=display))
-        if not finished[-1].completed:
-            break
-    comparison = Comparison(path, [one for one in finished if one.completed], all(one.completed for one in finished))
-    if comparison.runs:
-        write_report(path / "report.html", [one.folder for one in comparison.runs], title="Comparison")
-        write_atomically(path / "comparison.json", json.dumps(comparison.rows(), indent=2))
-    return comparison
-
-
-@dataclass(frozen=True)
-class Comparison:
-    """Several runs side by side."""
-
-    path: Path
-    runs: list[Run]  # the finished ones
-    completed: bool
-
-    def rows(self) -> list[dict[str, Any]]:
-        """One row for each method: means over seeds, and standard deviations over seeds where there are several."""
-        groups: dict[str, list[dict[str, Any]]] = {}
-        for one in self.runs:
-            groups.setdefault(one.summary["label"], []).append(one.summary)
-        return [_row(label, summaries) for label, summaries in groups.items()]
-
-
-def _row(label: str, summaries: list[dict[str, Any]]) -> dict[str, Any]:
-    columns = {
-        "accuracy": [(one["accuracy"] or {}).get("mean") for one in summaries],
-        "loss": [one["loss"] for one in summaries],
-        "selection_rate": [one["selection_rate"] for one in summaries],
-        "adjusted_rand": [one["clusters"]["adjusted_rand"] for one in summaries],
-        "seconds": [one["seconds"] for one in summaries],
-    }
-    row: dict[str, Any] = {"method": label, "seeds": len(summaries)}
-    for name, values in columns.items():
-        known = [value for value in values if value is not None]
-        row[name] = statistics.fmean(known) if known else None
-        row[f"{name}_std"] = statistics.stdev(known) if len(known) > 1 else None
-    return row
-
-
-class World:
-    """The assembled parts of a run."""
-
-    def __init__(self, config: Config, federation: Federation, model: Model) -> None:
-        self.config = config
-        self.federation = federation.to(config.device)
-        self.model = model
-        self.method = cast(Method, config.method)
-        sizes = self.federation.train.count
-        equal = bool((sizes == sizes[0]).all())
-        axes = len(federation.input_shape)
-        self.kernel = choose_kernel(
-            config.kernel, model, config.device, config.precision, equal_sizes=equal, example_axes=axes
-        )
-        self.setting = Setting(federation.num_clients, self._initial, self.federation.clusters)
-        _check_budget(self.method, config, federation.num_clients)
-        self.before = beginning(self.method, self.setting)
-        memory = self.method.client_memory(self._starts(), federation.num_clients)
-        self.fleet = SimulatedFleet(
-            self.federation,
-            self.kernel,
-            config.train,
-            memory,
-            block=config.block,
-            threads=config.threads,
-        )
-
-    @staticmethod
-    def of(
-        config: Config, federation: Federation | None, module: nn.Module | Callable[[], nn.Module] | None
-    ) -> "World":
-        """Build what the configuration names, or take what was given, and see that it fits together."""
-        _check_device(config.device)
-        federation = federation or cast(Scenario, config.scenario).build(config.seed)
-        outputs = federation.num_classes or math.prod(federation.train.y.shape[2:])
-        if module is None:
-            options = cast(ModelOptions, config.model)
-            shape = federation.input_shape
-            module = lambda: options.build(shape, outputs)  # noqa: E731
-        model = Model(module, "cross_entropy" if federation.num_classes else "mse")
-        model.check_fits(federation.train.x[0, :2], federation.train.y[0, :2], federation.num_classes)
-        return World(config, federation, model)
-
-    def __enter__(self) -> "World":
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        self.fleet.close()
-
-    def description(self) -> dict[str, Any]:
-        """The resolved configuration, with names for what was given as objects."""
-        tables = self.config.model_dump(mode="json")
-        tables["scenario"] = tables["scenario"] or {
-            "name": self.federation.name,
-            "clients": self.federation.num_clients,
-        }
-        tables["model"] = tables["model"] or {"name": type(self.model.module).__name__}
-        return tables
-
-    def fingerprint(self) -> str:
-        """A checksum of what is learned from and of the model's shape, so that a run is resumed with nothing else."""
-        digest = hashlib.sha256(repr(self.model.layout).encode())
-        for examples in filter(None, (self.federation.train, self.federation.validation)):
-            for tensor in (examples.x, examples.y, examples.count):
-                digest.update(tensor.cpu().contiguous().numpy().data)
-        return digest.hexdigest()[:16]
-
-    def _initial(self, number: int) -> Tensor:
-        return self.model.initial(self.config.seed, number).to(self.config.device)
-
-    def _starts(self) -> Tensor:
-        """[N, P]: the clients' initial models."""
-        if self.config.initial == "common":
-            return self._initial(0).expand(self.federation.num_clients, -1)
-        return torch.stack([self._initial(1 + key) for key in self.federation.keys.tolist()])
-
-
-def _check_device(device: str) -> None:
-    """See that torch can compute there."""
-    try:
-        torch.zeros(1, device=device).item()
-    except Exception:  # torch has many kinds for this
-        raise ConfigError(explain("device", device, "a torch device of this machine, such as cpu or cuda")) from None
-
-
-def _check_budget(method: Method, config: Config, num_clients: int) -> None:
-    """Nobody can download more peers than take part in a round."""
-    cohort = max(1, round(config.participation * num_clients))
-    if isinstance(method, ChoosesPeers) and method.download > cohort - 1:
-        allowed = f"1 to {cohort - 1}" if cohort > 1 else "nothing here"
-        allowed += f" ({cohort} of the clients take part in a round, and nobody downloads itself)"
-        do = "Lower it, or raise scenario.clients or participation."
-        raise ConfigError(explain("method.download", method.download, allowed, do))
 
 
 def _play(world: World, folder: RunFolder, display: Display) -> bool:
@@ -428,16 +255,25 @@ def _difference(old: Mapping[str, Any], new: Mapping[str, Any], prefix: str = ""
     return None
 
 
-def _resolve(config: ConfigLike, seed: int | None, own: bool) -> Config:
+def resolve(config: ConfigLike, seed: int | None, own: bool) -> Config:
     """The configuration of a file, a mapping, or the folder of a run."""
     if isinstance(config, str | Path):
         path = Path(config)
-        config = RunFolder(path).config if path.is_dir() else configuration.read(path)
-        if path.is_dir() and own:
-            config = {key: value for key, value in config.items() if key not in ("scenario", "model")}
+        config = _stored(path, own) if path.is_dir() else configuration.read(path)
     if not isinstance(config, Config):
         config = configuration.parse({key: value for key, value in config.items() if value is not None}, own_data=own)
     return config if seed is None else configuration.replaced(config, seed=seed)
+
+
+def _stored(path: Path, own: bool) -> dict[str, Any]:
+    """The configuration in the folder of a run; data and model given as objects are only named there."""
+    tables = RunFolder(path).config
+    if not own and tables["scenario"]["name"] not in SCENARIOS:
+        raise RunError(
+            f"{path}: it was run from Python with data of its own. Resume it from there: "
+            f"coterie.run({str(path)!r}, federation=..., model=..., resume=True)"
+        )
+    return {key: value for key, value in tables.items() if not own or key not in ("scenario", "model")}
 
 
 def _folder_for(config: Config, source: ConfigLike, out: Path | str | None, resume: bool) -> Path:
@@ -446,55 +282,13 @@ def _folder_for(config: Config, source: ConfigLike, out: Path | str | None, resu
     if isinstance(source, str | Path) and Path(source).is_dir():
         return Path(source)
     scenario = getattr(config.scenario, "name", "own-data")
-    named = Path("runs") / _slug(f"{config.shown}-{scenario}-seed{config.seed}")
+    named = Path("runs") / slug(f"{config.shown}-{scenario}-seed{config.seed}")
     return _newest(named) if resume else unused(named)
-
-
-def _numbered(path: Path) -> Iterator[Path]:
-    yield path
-    for number in itertools.count(2):
-        yield path.with_name(f"{path.name}-{number}")
-
-
-def unused(path: Path) -> Path:
-    """The path, or with the first number behind it that is not there yet."""
-    return next(candidate for candidate in _numbered(path) if not candidate.exists())
 
 
 def _newest(path: Path) -> Path:
     """The last of the numbered paths that are there."""
-    there = list(itertools.takewhile(Path.exists, _numbered(path)))
+    there = list(itertools.takewhile(Path.exists, numbered(path)))
     if not there:
         raise RunError(f"{path}: no such run to resume. Name it by --out, or leave out --resume to begin it.")
     return there[-1]
-
-
-def _variant(base: Config, method: str | Mapping[str, Any], seed: int) -> Config:
-    """The base configuration with another method and seed. The base's own method keeps its keys unless they are given;
-    a label names the row, and the keys of a table `with` go over those outside [method]."""
-    table: dict[str, Any] = {"name": method} if isinstance(method, str) else dict(method)
-    label, others = table.pop("label", ""), table.pop("with", {})
-    if not isinstance(others, Mapping):
-        raise ConfigError(explain("compare.methods: with", others, 'a table of settings, such as { initial = "own" }'))
-    own: dict[str, Any] = base.method.model_dump() if table.get("name") == getattr(base.method, "name", None) else {}
-    tables = base.model_dump(exclude={"compare"}, exclude_none=True) | {"seed": seed, "label": label}
-    tables = configuration.merged(tables, others) | {"method": own | table}
-    return configuration.parse(tables, own_data=base.scenario is None)
-
-
-def _refuse_twins(variants: Sequence[Config]) -> None:
-    places = [_place(variant) for variant in variants]
-    for variant in variants:
-        if places.count(_place(variant)) > 1:
-            got = f"{variant.shown} with seed {variant.seed} twice"
-            raise ConfigError(explain("compare", got, "each once", "Give one a label of its own."))
-
-
-def _place(variant: Config) -> str:
-    """The name of its folder among those of a comparison."""
-    return _slug(f"{variant.shown}-seed{variant.seed}")
-
-
-def _slug(name: str) -> str:
-    """A name as part of a path."""
-    return re.sub(r"[^A-Za-z0-9._-]+", "-", name).strip("-.") or "run"

@@ -5,8 +5,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from sklearn.cluster import KMeans
-from sklearn.metrics import adjusted_rand_score
 from torch import Tensor
 
 from coterie.core import NOBODY
@@ -55,6 +53,8 @@ def found_clusters(links: Tensor) -> list[int]:
     """Clusters by who learns from whom: spectral clustering of the symmetric links, as many clusters as stand before
     the largest gap of the eigenvalues. A client linked to nobody is a cluster of its own.
     """
+    from sklearn.cluster import KMeans  # here, because importing it takes more than a second
+
     weight = (links + links.T).double().numpy()
     degree = weight.sum(1)
     labels = np.arange(len(weight)) + len(weight)  # of the unlinked
@@ -73,6 +73,8 @@ def found_clusters(links: Tensor) -> list[int]:
 
 def adjusted_rand(found: list[int], clusters: Tensor | None) -> float | None:
     """Agreement of found and true clusters: 1 is perfect, 0 is chance."""
+    from sklearn.metrics import adjusted_rand_score
+
     return None if clusters is None else float(adjusted_rand_score(clusters.tolist(), found))
 
 

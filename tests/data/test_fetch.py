@@ -279,7 +279,7 @@ def test_every_source_has_a_download_that_gives_the_files_it_reads() -> None:
 
 
 def test_an_unknown_name_and_an_unwritable_folder_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match='did you mean "mnist"'):
+    with pytest.raises(ConfigError, match='Did you mean "mnist"'):
         fetch("mnits")
     (tmp_path / "file").touch()
     with pytest.raises(DataError, match=r"mnist: cannot write in .*COTERIE_DATA"):

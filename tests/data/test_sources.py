@@ -115,7 +115,7 @@ def test_missing_files_are_named_with_the_folder_and_the_command(tmp_path: Path)
 
 
 def test_an_unknown_name_suggests_the_nearest() -> None:
-    with pytest.raises(ConfigError, match=r'got .fashon-mnist.*did you mean "fashion-mnist"'):
+    with pytest.raises(ConfigError, match=r'got .fashon-mnist.*Did you mean "fashion-mnist"'):
         load("fashon-mnist")
 
 

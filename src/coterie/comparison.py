@@ -1,0 +1,116 @@
+"""Several methods and seeds side by side, in one table."""
+
+import json
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from coterie import config as configuration
+from coterie.config import Compare, Config
+from coterie.display import Display, default_display
+from coterie.errors import ConfigError, explain
+from coterie.experiment import ConfigLike, Run, resolve, run
+from coterie.federation import Federation
+from coterie.report import write_report
+from coterie.runs import RunFolder
+from coterie.runs.files import write_atomically
+from coterie.runs.names import slug, unused
+from coterie.world import World
+
+
+def compare(
+    config: ConfigLike,
+    *,
+    methods: Sequence[str | Mapping[str, Any]] | None = None,
+    seeds: Sequence[int] | None = None,
+    federation: Federation | None = None,
+    model: nn.Module | Callable[[], nn.Module] | None = None,
+    out: Path | str | None = None,
+    display: Display | None = None,
+) -> "Comparison":
+    """Run several methods with several seeds, each in a folder of its own below `out`, and put them in one table.
+
+    What is there already is kept: finished runs are not run again, unfinished ones are resumed.
+    """
+    base = resolve(config, None, own=federation is not None)
+    plan = base.compare or Compare()
+    display = display or default_display()
+    path = Path(out) if out is not None else unused(Path("runs") / "comparison")
+    variants = [_variant(base, method, seed) for method in methods or plan.methods for seed in seeds or plan.seeds]
+    _refuse_twins(variants)
+    for variant in {variant.shown: variant for variant in variants}.values():
+        World.of(variant, federation, model).fleet.close()  # what cannot be is refused before the first round
+    finished: list[Run] = []
+    for variant in variants:
+        target = path / _place(variant)
+        there = RunFolder.holds_a_run(target)
+        finished.append(run(variant, federation=federation, model=model, out=target, resume=there, display=display))
+        if not finished[-1].completed:
+            break
+    comparison = Comparison(path, [one for one in finished if one.completed], all(one.completed for one in finished))
+    if comparison.runs:
+        write_report(path / "report.html", [one.folder for one in comparison.runs], title="Comparison")
+        write_atomically(path / "comparison.json", json.dumps(comparison.rows(), indent=2))
+    return comparison
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Several runs side by side."""
+
+    path: Path
+    runs: list[Run]  # the finished ones
+    completed: bool
+
+    def rows(self) -> list[dict[str, Any]]:
+        """One row for each method: means over seeds, and standard deviations over seeds where there are several."""
+        groups: dict[str, list[dict[str, Any]]] = {}
+        for one in self.runs:
+            groups.setdefault(one.summary["label"], []).append(one.summary)
+        return [_row(label, summaries) for label, summaries in groups.items()]
+
+
+def _row(label: str, summaries: list[dict[str, Any]]) -> dict[str, Any]:
+    columns = {
+        "accuracy": [(one["accuracy"] or {}).get("mean") for one in summaries],
+        "loss": [one["loss"] for one in summaries],
+        "selection_rate": [one["selection_rate"] for one in summaries],
+        "adjusted_rand": [one["clusters"]["adjusted_rand"] for one in summaries],
+        "seconds": [one["seconds"] for one in summaries],
+    }
+    row: dict[str, Any] = {"method": label, "seeds": len(summaries)}
+    for name, values in columns.items():
+        known = [value for value in values if value is not None]
+        row[name] = statistics.fmean(known) if known else None
+        row[f"{name}_std"] = statistics.stdev(known) if len(known) > 1 else None
+    return row
+
+
+def _variant(base: Config, method: str | Mapping[str, Any], seed: int) -> Config:
+    """The base configuration with another method and seed. The base's own method keeps its keys unless they are given;
+    a label names the row, and the keys of a table `with` go over those outside [method]."""
+    table: dict[str, Any] = {"name": method} if isinstance(method, str) else dict(method)
+    label, others = table.pop("label", ""), table.pop("with", {})
+    if not isinstance(others, Mapping):
+        raise ConfigError(explain("compare.methods: with", others, 'a table of settings, such as { initial = "own" }'))
+    own: dict[str, Any] = base.method.model_dump() if table.get("name") == getattr(base.method, "name", None) else {}
+    tables = base.model_dump(exclude={"compare"}, exclude_none=True) | {"seed": seed, "label": label}
+    tables = configuration.merged(tables, others) | {"method": own | table}
+    return configuration.parse(tables, own_data=base.scenario is None)
+
+
+def _refuse_twins(variants: Sequence[Config]) -> None:
+    places = [_place(variant) for variant in variants]
+    for variant in variants:
+        if places.count(_place(variant)) > 1:
+            got = f"{variant.shown} with seed {variant.seed} twice"
+            raise ConfigError(explain("compare", got, "each once", "Give one a label of its own."))
+
+
+def _place(variant: Config) -> str:
+    """The name of its folder among those of a comparison."""
+    return slug(f"{variant.shown}-seed{variant.seed}")

@@ -1,0 +1,118 @@
+"""The parts of a run, assembled from a configuration and seen to fit together."""
+
+import hashlib
+import math
+from collections.abc import Callable
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+
+from coterie.config import Config
+from coterie.core import Method, Setting
+from coterie.data import Scenario
+from coterie.errors import ConfigError, ModelError, explain
+from coterie.federation import Federation
+from coterie.fleets.simulated import SimulatedFleet
+from coterie.kernels import choose_kernel
+from coterie.model import Model
+from coterie.models import ModelOptions
+from coterie.training import ChoosesPeers, beginning
+
+
+class World:
+    """The assembled parts of a run."""
+
+    def __init__(self, config: Config, federation: Federation, model: Model) -> None:
+        self.config = config
+        self.federation = federation.to(config.device)
+        self.model = model
+        self.method = cast(Method, config.method)
+        sizes = self.federation.train.count
+        equal = bool((sizes == sizes[0]).all())
+        axes = len(federation.input_shape)
+        self.kernel = choose_kernel(
+            config.kernel, model, config.device, config.precision, equal_sizes=equal, example_axes=axes
+        )
+        self.setting = Setting(federation.num_clients, self._initial, self.federation.clusters)
+        _check_budget(self.method, config, federation.num_clients)
+        self.before = beginning(self.method, self.setting)
+        memory = self.method.client_memory(self._starts(), federation.num_clients)
+        self.fleet = SimulatedFleet(
+            self.federation,
+            self.kernel,
+            config.train,
+            memory,
+            block=config.block,
+            threads=config.threads,
+        )
+
+    @staticmethod
+    def of(
+        config: Config, federation: Federation | None, module: nn.Module | Callable[[], nn.Module] | None
+    ) -> "World":
+        """Build what the configuration names, or take what was given, and see that it fits together."""
+        _check_device(config.device)
+        federation = federation or cast(Scenario, config.scenario).build(config.seed)
+        outputs = federation.num_classes or math.prod(federation.train.y.shape[2:])
+        if module is None:
+            options = cast(ModelOptions, config.model)
+            shape = federation.input_shape
+            module = lambda: options.build(shape, outputs)  # noqa: E731
+        try:
+            model = Model(module, "cross_entropy" if federation.num_classes else "mse")
+        except (RuntimeError, MemoryError) as error:  # a layer larger than the memory, say
+            raise ModelError(f"model: it cannot be built: {error}. Make it smaller or mend it.") from error
+        model.check_fits(federation.train.x[0, :2], federation.train.y[0, :2], federation.num_classes)
+        return World(config, federation, model)
+
+    def __enter__(self) -> "World":
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.fleet.close()
+
+    def description(self) -> dict[str, Any]:
+        """The resolved configuration, with names for what was given as objects."""
+        tables = self.config.model_dump(mode="json")
+        tables["scenario"] = tables["scenario"] or {
+            "name": self.federation.name,
+            "clients": self.federation.num_clients,
+        }
+        tables["model"] = tables["model"] or {"name": type(self.model.module).__name__}
+        return tables
+
+    def fingerprint(self) -> str:
+        """A checksum of what is learned from and of the model's shape, so that a run is resumed with nothing else."""
+        digest = hashlib.sha256(repr(self.model.layout).encode())
+        for examples in filter(None, (self.federation.train, self.federation.validation)):
+            for tensor in (examples.x, examples.y, examples.count):
+                digest.update(tensor.cpu().contiguous().numpy().data)
+        return digest.hexdigest()[:16]
+
+    def _initial(self, number: int) -> Tensor:
+        return self.model.initial(self.config.seed, number).to(self.config.device)
+
+    def _starts(self) -> Tensor:
+        """[N, P]: the clients' initial models."""
+        if self.config.initial == "common":
+            return self._initial(0).expand(self.federation.num_clients, -1)
+        return torch.stack([self._initial(1 + key) for key in self.federation.keys.tolist()])
+
+
+def _check_device(device: str) -> None:
+    """See that torch can compute there."""
+    try:
+        torch.zeros(1, device=device).item()
+    except Exception:  # torch has many kinds for this
+        raise ConfigError(explain("device", device, "a torch device of this machine, such as cpu or cuda")) from None
+
+
+def _check_budget(method: Method, config: Config, num_clients: int) -> None:
+    """Nobody can download more peers than take part in a round."""
+    cohort = max(1, round(config.participation * num_clients))
+    if isinstance(method, ChoosesPeers) and method.download > cohort - 1:
+        allowed = f"1 to {cohort - 1}" if cohort > 1 else "nothing here"
+        allowed += f" ({cohort} of the clients take part in a round, and nobody downloads itself)"
+        do = "Lower it, or raise scenario.clients or participation."
+        raise ConfigError(explain("method.download", method.download, allowed, do))
