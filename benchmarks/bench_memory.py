@@ -41,8 +41,8 @@ def main() -> None:
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / 1e9
     models = CLIENTS * model.layout.size * 4 / 1e9
     report("2,000 clients, M = 50: peak memory in GB", peak, "< 6")
-    report("  of which the images they hold", x.numel() * 4 / 1e9, "")
-    report("  and one copy of all models (memory and publications are one each)", models, "")
+    report("  of which the images they hold", x.numel() * 4 / 1e9)
+    report("  and one copy of all models (memory and publications are one each)", models)
 
 
 if __name__ == "__main__":

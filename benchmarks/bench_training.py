@@ -100,8 +100,8 @@ def main() -> None:
     report("batched: times the plain loop over slices", ratio(seconds["slices"], seconds["batched"]), ">= 1.7")
     report("batched: times the plain loop over DataLoaders", ratio(seconds["loaders"], seconds["batched"]), ">= 2.1")
     report("batched: share of the matrix-product peak", share, ">= 0.65")
-    report("batched with momentum 0.9: share of the matrix-product peak", with_momentum, "as it comes out")
-    report("loop: times the plain loop over slices", ratio(seconds["slices"], seconds["loop"]), "as it comes out")
+    report("batched with momentum 0.9: share of the matrix-product peak", with_momentum)
+    report("loop: times the plain loop over slices", ratio(seconds["slices"], seconds["loop"]))
 
 
 if __name__ == "__main__":

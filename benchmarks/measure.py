@@ -44,6 +44,6 @@ def matrix_products(
     return work
 
 
-def report(name: str, value: float, wanted: str) -> None:
+def report(name: str, value: float, wanted: str = "") -> None:
     """One line of a benchmark's table."""
-    print(f"{name:<72} {value:6.2f}   wanted: {wanted}", flush=True)
+    print(f"{name:<72} {value:9.3g}" + (f"   wanted: {wanted}" if wanted else ""), flush=True)
