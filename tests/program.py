@@ -83,8 +83,11 @@ class Listener:
     rounds: list[int] = field(default_factory=list)
     said: list[str] = field(default_factory=list)
 
-    def begin(self, label: str, done: int, rounds: int) -> None:
-        """A run begins."""
+    def begin(self, label: str, rounds: int) -> None:
+        """A run is prepared."""
+
+    def at(self, done: int) -> None:
+        """Its rounds begin."""
 
     def round(self, record: Mapping[str, Any]) -> None:
         """A round is over."""

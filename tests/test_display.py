@@ -17,7 +17,8 @@ def record(round: int, **changes: Any) -> dict[str, Any]:
 
 
 def shown(display: Display, printed: io.StringIO, rounds: int = 3) -> str:
-    display.begin("fedcbo", 0, rounds)
+    display.begin("fedcbo", rounds)
+    display.at(0)
     for number in range(1, rounds + 1):
         display.round(record(number, accuracy={"mean": number / 10}))
     display.end()

@@ -2,12 +2,10 @@
 
 import json
 import statistics
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-
-from torch import nn
 
 from coterie import config as configuration
 from coterie.config import Compare, Config
@@ -19,7 +17,7 @@ from coterie.report import write_report
 from coterie.runs import RunFolder
 from coterie.runs.files import write_atomically
 from coterie.runs.names import slug, unused
-from coterie.world import World
+from coterie.world import Network, World
 
 
 def compare(
@@ -28,7 +26,7 @@ def compare(
     methods: Sequence[str | Mapping[str, Any]] | None = None,
     seeds: Sequence[int] | None = None,
     federation: Federation | None = None,
-    model: nn.Module | Callable[[], nn.Module] | None = None,
+    model: Network | None = None,
     out: Path | str | None = None,
     display: Display | None = None,
 ) -> "Comparison":
@@ -42,8 +40,7 @@ def compare(
     path = Path(out) if out is not None else unused(Path("runs") / "comparison")
     variants = [_variant(base, method, seed) for method in methods or plan.methods for seed in seeds or plan.seeds]
     _refuse_twins(variants)
-    for variant in {variant.shown: variant for variant in variants}.values():
-        World.of(variant, federation, model).fleet.close()  # what cannot be is refused before the first round
+    _refuse_impossible(variants, federation, model)
     finished: list[Run] = []
     for variant in variants:
         target = path / _place(variant)
@@ -101,6 +98,15 @@ def _variant(base: Config, method: str | Mapping[str, Any], seed: int) -> Config
     tables = base.model_dump(exclude={"compare"}, exclude_none=True) | {"seed": seed, "label": label}
     tables = configuration.merged(tables, others) | {"method": own | table}
     return configuration.parse(tables, own_data=base.scenario is None)
+
+
+def _refuse_impossible(variants: Sequence[Config], federation: Federation | None, model: Network | None) -> None:
+    """What cannot be is refused before the first round; the data is made once where it is the same."""
+    made: dict[str, Federation] = {}
+    for variant in {variant.shown: variant for variant in variants}.values():
+        scenario = repr(variant.scenario)
+        with World.of(variant, federation or made.get(scenario), model) as world:
+            made[scenario] = world.federation
 
 
 def _refuse_twins(variants: Sequence[Config]) -> None:

@@ -20,7 +20,14 @@ from rich.progress import (
 class Display(Protocol):
     """Follows one run after another."""
 
-    def begin(self, label: str, done: int, rounds: int) -> None: ...
+    def begin(self, label: str, rounds: int) -> None:
+        """A run is being prepared."""
+        ...
+
+    def at(self, done: int) -> None:
+        """Its rounds begin, so many being done already."""
+        ...
+
     def round(self, record: Mapping[str, Any]) -> None: ...
     def end(self) -> None: ...
     def say(self, text: str) -> None: ...
@@ -34,12 +41,16 @@ class Bar:
         self._progress: Progress | None = None
         self._task = TaskID(0)
 
-    def begin(self, label: str, done: int, rounds: int) -> None:
+    def begin(self, label: str, rounds: int) -> None:
         columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
         last = (TimeRemainingColumn(elapsed_when_finished=True), TextColumn("{task.fields[status]}"))
         self._progress = Progress(*columns, *last, console=self._console)
-        self._task = self._progress.add_task(f"{label:>10}", total=rounds, completed=done, status="first round ...")
+        self._task = self._progress.add_task(f"{label:>10}", total=rounds, status="preparing ...")
         self._progress.start()
+
+    def at(self, done: int) -> None:
+        if self._progress is not None:
+            self._progress.update(self._task, completed=done, status="first round ...")
 
     def round(self, record: Mapping[str, Any]) -> None:
         if self._progress is not None:
@@ -64,10 +75,12 @@ class Lines:
         self._began = self._said = 0.0
         self._last: Mapping[str, Any] = {}
 
-    def begin(self, label: str, done: int, rounds: int) -> None:
-        self._label, self._rounds, self._done = label, rounds, done
+    def begin(self, label: str, rounds: int) -> None:
+        self._label, self._rounds, self._last = label, rounds, {}
+
+    def at(self, done: int) -> None:
+        self._done = done
         self._began = self._said = time.monotonic()
-        self._last = {}
 
     def round(self, record: Mapping[str, Any]) -> None:
         self._last = record

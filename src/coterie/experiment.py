@@ -23,7 +23,7 @@ from coterie.report import write_report
 from coterie.runs import RunFolder, checkpoint, environment
 from coterie.runs.names import numbered, slug, unused
 from coterie.training import Progress, collect_models, evaluate, rounds
-from coterie.world import World
+from coterie.world import Network, World
 
 MAY_CHANGE = {"rounds", "evaluate_every", "checkpoint_every", "threads", "block", "compare", "label"}  # on resuming
 ConfigLike = Config | Mapping[str, Any] | Path | str
@@ -58,7 +58,7 @@ def run(
     config: ConfigLike,
     *,
     federation: Federation | None = None,
-    model: nn.Module | Callable[[], nn.Module] | None = None,
+    model: Network | None = None,
     out: Path | str | None = None,
     seed: int | None = None,
     resume: bool = False,
@@ -74,10 +74,13 @@ def run(
     if (federation is None) != (model is None):
         raise ConfigError("run: federation and model go together; give both or none.")
     path = _folder_for(settings, config, out, resume)
-    world = World.of(settings, federation, model)
     display = display or default_display()
-    with world, _opened(path, world, resume) as folder:
-        return Run(path, _play(world, folder, display))
+    display.begin(settings.shown, settings.rounds)
+    try:
+        with World.of(settings, federation, model) as world, _opened(path, world, resume) as folder:
+            return Run(path, _play(world, folder, display))
+    finally:
+        display.end()
 
 
 def _play(world: World, folder: RunFolder, display: Display) -> bool:
@@ -91,7 +94,7 @@ def _play(world: World, folder: RunFolder, display: Display) -> bool:
     since = progress = _latest(world, folder, display)
     folder.write_config(world.description())  # what may change on resuming
     folder.keep_rounds(since.round)
-    display.begin(config.shown, since.round, config.rounds)
+    display.at(since.round)
     with _interruption() as interrupted:
         for progress in rounds(
             world.method, world.fleet, world.setting, world.federation.keys, since, seed=config.seed,
@@ -104,7 +107,6 @@ def _play(world: World, folder: RunFolder, display: Display) -> bool:
                 checkpoint.save(folder.checkpoints, progress.round, _tensors(world, progress))
             if stop:
                 break
-    display.end()
     if progress.round < config.rounds:
         display.say(f"stopped after round {progress.round}; go on with: coterie run {folder.path} --resume")
         return False

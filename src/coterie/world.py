@@ -19,6 +19,8 @@ from coterie.model import Model
 from coterie.models import ModelOptions
 from coterie.training import ChoosesPeers, beginning
 
+Network = nn.Module | Callable[[], nn.Module]  # a user's network, or a function that makes one
+
 
 class World:
     """The assembled parts of a run."""
@@ -48,9 +50,7 @@ class World:
         )
 
     @staticmethod
-    def of(
-        config: Config, federation: Federation | None, module: nn.Module | Callable[[], nn.Module] | None
-    ) -> "World":
+    def of(config: Config, federation: Federation | None, module: Network | None) -> "World":
         """Build what the configuration names, or take what was given, and see that it fits together."""
         _check_device(config.device)
         federation = federation or cast(Scenario, config.scenario).build(config.seed)
