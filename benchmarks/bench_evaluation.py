@@ -35,13 +35,22 @@ def main() -> None:
                     torch.nn.utils.vector_to_parameters(models[row], module.parameters())
                     torch.nn.functional.cross_entropy(module(data.train.x[client]), data.train.y[client])
 
+    def products_alone() -> None:
+        """The first layer's products in the same order, and nothing else: float32 cannot be faster than this."""
+        weights, room = models[:, : 784 * 200].view(-1, 200, 784), torch.empty(IMAGES, 200)
+        for client in range(ASKING):
+            x = data.train.x[client].flatten(1)
+            for row in rows[client].tolist():
+                torch.mm(x, weights[row].mT, out=room)
+
     peak = matrix_products()
-    contestants = {"peak": peak, "float32": lambda: judge("float32"), "bf16": lambda: judge("bf16"), "plain": plainly}
-    seconds = take_turns(contestants)
+    paths = {"float32": lambda: judge("float32"), "bf16": lambda: judge("bf16")}
+    seconds = take_turns({"peak": peak, **paths, "plain": plainly, "products": products_alone})
     flop = ASKING * PEERS * IMAGES * 2 * PARAMETERS
-    share = ratio([s * flop / peak.flop for s in seconds["peak"]], seconds["float32"])
+    at_peak = [s * flop / peak.flop for s in seconds["peak"]]
     error = (judge("bf16") - judge("float32")).abs().max().item()
-    report("float32: share of the matrix-product peak", share, ">= 0.80")
+    report("float32: share of the matrix-product peak", ratio(at_peak, seconds["float32"]), ">= 0.80")
+    report("  the first layer's products alone", ratio(at_peak, seconds["products"]))
     report("bf16: times the float32 path", ratio(seconds["float32"], seconds["bf16"]), ">= 1.7")
     report("float32: times a plain loop over modules", ratio(seconds["plain"], seconds["float32"]))
     report("bf16: largest error of a loss (losses are about 2.3)", error)

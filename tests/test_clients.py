@@ -39,7 +39,7 @@ def numbered(counts: list[int]) -> Federation:
 def seen_by(data: Federation, options: Train, moment: Moment = START) -> list[list[list[float]]]:
     """For each client the numbers of the examples in each of its batches."""
     clients = clients_of(data, choose_kernel("loop", Model(nn.Linear(2, 2))), options, moment)
-    batches = Batches(clients, options)
+    batches = Batches(clients, options, clients.data.train, clients.rows)
     seen: list[list[list[float]]] = [[] for _ in range(data.num_clients)]
     for batch in batches:
         for place, length in enumerate(batch.length):

@@ -76,12 +76,10 @@ class Clients:
 
     def train(self, theta: Tensor) -> Tensor:
         """[C, P] -> [C, P]: local training, in blocks that fit the cache."""
-        size = self.kernel.cache_block
         trained = torch.empty(theta.shape, device=theta.device)
-        velocity = trained.new_empty(size, trained.shape[1])
-        for begin in range(0, len(self), size):
-            block = slice(begin, begin + size)
-            self._part(block)._descend(theta[block], trained[block], velocity)
+        for begin in range(0, len(self), self.kernel.cache_block):
+            block = slice(begin, begin + self.kernel.cache_block)
+            self._part(block)._train(theta[block], trained[block])
         return trained
 
     def gradient(self, theta: Tensor) -> Tensor:
@@ -90,7 +88,7 @@ class Clients:
         whole = self.options.model_copy(update={"epochs": 1, "batch_size": self.data.train.x.shape[1]})
         for begin in range(0, len(self), self.kernel.cache_block):
             block = slice(begin, begin + self.kernel.cache_block)
-            batches = Batches(self._part(block), whole)
+            batches = Batches(self._part(block), whole, self.data.train, self.rows[block])
             start = theta[block][batches.order].clone()  # the forward pass may move batch statistics
             into = torch.zeros_like(start)
             for batch in batches:
@@ -143,22 +141,35 @@ class Clients:
             self.ids[block], self.rows[block], self.data, self.population, self.kernel, self.options, self.moment
         )
 
-    def _descend(self, start: Tensor, theta: Tensor, velocity: Tensor) -> None:
+    def _train(self, start: Tensor, trained: Tensor) -> None:
+        """From `start` [C, P] into `trained`, by fewer products where the kernel knows how."""
+        examples, rows, epochs = self.data.train, self.rows, self.options.epochs
+        shortened = None if self.options.weight_decay else self.kernel.shortened(start, examples.x, rows, epochs)
+        if shortened is None:
+            self._descend(self.kernel, Batches(self, self.options, examples, rows), start, trained)
+            return
+        stand_in = Examples(shortened.x, examples.y[rows], examples.count[rows])
+        batches = Batches(self, self.options, stand_in, torch.arange(len(self), device=rows.device))
+        moved = torch.empty_like(shortened.theta)
+        self._descend(shortened.kernel, batches, shortened.theta, moved)
+        shortened.expand(moved, trained)
+
+    def _descend(self, kernel: Kernel, batches: "Batches", start: Tensor, theta: Tensor) -> None:
         """Stochastic gradient descent with momentum: v <- momentum v + gradient, theta <- theta - lr v.
 
-        From `start` [C, P] into `theta`, with `velocity` as room to work in; nothing large is allocated.
+        From `start` [C, P] into `theta`; nothing large is allocated but the velocity.
         """
-        batches = Batches(self, self.options)
         torch.index_select(start, 0, batches.order, out=theta)
         lr, momentum, decay = self.options.lr, self.options.momentum, self.options.weight_decay
         plain = not momentum and not decay
-        speed = theta if plain else velocity[: len(theta)].zero_()
+        speed = theta if plain else torch.zeros_like(theta)
         bound = 0
         for batch in batches:
             if bound != len(batch.length):  # clients that have finished fall off the end
                 bound = len(batch.length)
-                accumulate = self.kernel.bind(theta[:bound], into=speed[:bound])
-                parameters, change = theta[:bound, : self.num_parameters], speed[:bound, : self.num_parameters]
+                accumulate = kernel.bind(theta[:bound], into=speed[:bound])
+                moved = slice(kernel.layout.num_parameters)
+                parameters, change = theta[:bound, moved], speed[:bound, moved]
             if plain:
                 accumulate(batch, 1.0, -lr)
                 continue
@@ -206,8 +217,7 @@ class Batches:
     valid until the next is asked for: they all live in the same memory, which stays in the cache.
     """
 
-    def __init__(self, clients: Clients, options: Train) -> None:
-        examples = clients.data.train
+    def __init__(self, clients: Clients, options: Train, examples: Examples, rows: Tensor) -> None:
         self._x, self._y = examples.x.flatten(0, 1), examples.y.flatten(0, 1)  # [N n, ...], views
         self._size, self._epochs = options.batch_size, options.epochs
         steps = -(-clients.examples // options.batch_size)
@@ -217,8 +227,8 @@ class Batches:
         self._steps: list[int] = steps[self.order].tolist()  # in one epoch, descending
         self._counts: list[int] = clients.examples[self.order].tolist()
         self._dropout = clients.keys("dropout")[self.order]
-        places = clients.rows[self.order, None, None] * examples.x.shape[1] + self._shuffles(clients)
-        self._places = places  # [C, epochs, longest] in the flat data
+        self._places = self._shuffles(clients)  # [C, epochs, longest] among a client's examples
+        self._first = rows[self.order, None] * examples.x.shape[1]  # [C, 1] its first example in the flat data
         room = len(self._steps) * min(self._size, max(self._counts))
         self._room_x, self._room_y = (
             self._x.new_empty(room, *self._x.shape[1:]),
@@ -244,17 +254,16 @@ class Batches:
         length = [min(self._size, count - begin) for count, begin in zip(self._counts, begins, strict=False)]
         longest = max(length)
         if self._steps[0] == self._steps[active - 1]:
-            chosen = self._places[:active, step // self._steps[0], begins[0] : begins[0] + longest].reshape(-1)
+            places = self._places[:active, step // self._steps[0], begins[0] : begins[0] + longest]
         else:
-            chosen = self._gathered(step, begins, longest)
+            places = self._gathered(step, begins, longest)
+        chosen = (places + self._first[:active]).view(-1)
         x, y = self._room_x[: len(chosen)], self._room_y[: len(chosen)]
         torch.index_select(self._x, 0, chosen, out=x)
         torch.index_select(self._y, 0, chosen, out=y)
         shape = (active, longest)
-        full = min(length) == longest
-        return Batch(
-            x.view(*shape, *x.shape[1:]), y.view(*shape, *y.shape[1:]), length, full, self._dropout[:active], step
-        )
+        x, y = x.view(*shape, *x.shape[1:]), y.view(*shape, *y.shape[1:])
+        return Batch(x, y, length, min(length) == longest, places, self._dropout[:active], step)
 
     def _gathered(self, step: int, begins: list[int], longest: int) -> Tensor:
         """The places of a batch of clients that stand in different epochs; beyond a client's last, any of its own."""
@@ -262,4 +271,4 @@ class Batches:
         epochs = torch.tensor([step // steps for steps in self._steps[: len(begins)]], device=device)
         within = torch.tensor(begins, device=device)[:, None] + torch.arange(longest, device=device)
         own = self._places[torch.arange(len(begins), device=device), epochs]  # [C, longest of all]
-        return own.gather(1, within.clamp(max=own.shape[1] - 1)).reshape(-1)
+        return own.gather(1, within.clamp(max=own.shape[1] - 1))

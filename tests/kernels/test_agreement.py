@@ -41,11 +41,11 @@ def network(*widths: int, activation: Callable[[], nn.Module] = nn.ReLU, bias: b
 def trained_by_torch(clients: Clients, client: int, model: Model) -> Tensor:
     """One client trained with torch.optim.SGD on the same batches."""
     module = copy.deepcopy(model.module).train()
-    options = clients.options
+    options, alone = clients.options, clients._part(slice(client, client + 1))
     optimiser = torch.optim.SGD(
         module.parameters(), options.lr, momentum=options.momentum, weight_decay=options.weight_decay
     )
-    for batch in Batches(clients._part(slice(client, client + 1)), options):
+    for batch in Batches(alone, options, alone.data.train, alone.rows):
         optimiser.zero_grad()
         outputs, y = module(batch.x[0]), batch.y[0]
         (F.mse_loss(outputs, y) if model.loss == "mse" else F.cross_entropy(outputs, y)).backward()
@@ -149,6 +149,41 @@ def test_vmap_computes_convolutions_as_the_loop_does():
     assert furthest(expected, starts(model, data)) > 0.01
 
 
+FEW_OF_MANY = (6, 2, 5, 1)  # examples, of 40 features: worth the coordinates of the examples
+WIDE = {
+    "relu": network(40, 8, CLASSES),
+    "deep": network(40, 7, 6, 5, CLASSES, activation=nn.Tanh),
+    "no bias": network(40, 6, CLASSES, bias=False),
+    "no activation": network(40, 6, 4, CLASSES, activation=nn.Identity),
+}
+
+
+@pytest.mark.parametrize("module", WIDE.values(), ids=WIDE)
+@pytest.mark.parametrize("counts", [FEW_OF_MANY, (6,), (6, 6)])
+@pytest.mark.parametrize("momentum", [0.0, 0.9])
+def test_few_examples_of_many_features_are_trained_in_their_own_coordinates(module, counts, momentum):
+    data, model = federation(counts, (40,)), Model(module)
+    options = OPTIONS.model_copy(update={"momentum": momentum, "lr": 0.03, "epochs": 3})
+    loop, batched = (clients_of(data, choose_kernel(name, model), options) for name in ("loop", "batched"))
+    begin = torch.stack([model.initial(0, number) for number in range(len(counts))])
+    assert batched.kernel.shortened(begin, data.train.x, batched.rows, options.epochs) is not None
+    expected = loop.train(begin)
+    assert furthest(batched.train(begin), expected) < batched.kernel.agrees_to
+    assert furthest(expected, begin) > 10 * batched.kernel.agrees_to
+    other = clients_of(data, loop.kernel, options.model_copy(update={"lr": 0.0301})).train(begin)
+    assert furthest(other, expected) > batched.kernel.agrees_to
+
+
+@pytest.mark.parametrize(
+    ("module", "count", "epochs"),
+    [(network(40, 8, CLASSES), 60, 3), (network(40, 8, CLASSES), 6, 1), (network(40, CLASSES), 6, 3)],
+    ids=["many examples", "one epoch of a narrow layer", "a single layer"],
+)
+def test_other_descents_keep_the_coordinates_of_the_features(module, count, epochs):
+    data, kernel = federation((count,), (40,)), BatchedKernel(Model(module))
+    assert kernel.shortened(starts(kernel.model, data), data.train.x, torch.tensor([0]), epochs) is None
+
+
 @settings(max_examples=30)
 @given(
     hidden=st.lists(st.integers(1, 6), max_size=3),
@@ -169,6 +204,7 @@ def test_explicit_gradients_are_those_of_autograd(hidden, activation, bias, leng
         y.reshape(clients, longest, outputs) if loss == "mse" else y.reshape(clients, longest),
         length,
         full=min(length) == longest,
+        places=torch.arange(longest).expand(clients, -1),
         keys=torch.zeros(clients, dtype=torch.int64),
         step=0,
     )

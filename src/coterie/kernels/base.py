@@ -24,11 +24,22 @@ class Batch:
     y: Tensor  # [C, b, ...]
     length: list[int]  # C numbers, at least 1 each
     full: bool  # no padding anywhere
+    places: Tensor  # [C, b] int64: which of its client's examples each is
     keys: Tensor  # [C] int64 of the training, for dropout
     step: int  # of the training
 
 
 Accumulate = Callable[[Batch, float, float], None]
+
+
+@dataclass(frozen=True)
+class Shortened:
+    """A descent that stands for another: fewer numbers move, and at the end they say where the models have gone."""
+
+    kernel: "Kernel"
+    theta: Tensor  # [C, Q] where it begins
+    x: Tensor  # [C, n, ...] what stands for the examples
+    expand: Callable[[Tensor, Tensor], None]  # from theta at the end, in place into the models [C, P] of the beginning
 
 
 class Kernel(ABC):
@@ -51,6 +62,11 @@ class Kernel(ABC):
 
         `into` may be theta itself. Buffers of theta (batch statistics) are updated by the forward pass.
         """
+
+    def shortened(self, start: Tensor, x: Tensor, rows: Tensor, epochs: int) -> "Shortened | None":
+        """The same descent from `start` [C, P], on these rows [C] of the examples x [N, n, ...], in fewer products,
+        where there is such."""
+        return None
 
     def evaluation_copy(self, theta: Tensor) -> Tensor:
         """theta in the precision in which models are evaluated."""
