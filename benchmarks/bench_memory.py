@@ -33,7 +33,7 @@ def main() -> None:
     model = Model(network)
     method = FedCBO(download=DOWNLOAD)
     setting = Setting(CLIENTS, lambda number: model.initial(0, number))
-    memory = method.client_memory(model.initial(0).repeat(CLIENTS, 1), CLIENTS)
+    memory = method.client_memory(model.initial(0).expand(CLIENTS, -1), CLIENTS)
     fleet = SimulatedFleet(data, choose_kernel("auto", model), Train(epochs=1, batch_size=100), memory)
     for _ in rounds(method, fleet, setting, keys, beginning(method, setting), seed=0, last=2):
         pass

@@ -2,7 +2,7 @@
 
 import math
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
@@ -15,12 +15,14 @@ from coterie.federation import Federation
 from coterie.kernels import Kernel
 from coterie.randomness import Moment
 
+Publish = Callable[[Tensor, Tensor], None]  # takes in the models [R, P] of clients [R]
+
 BLOCK_BYTES = 256 << 20  # of models in one block: bounds what a thread holds besides the clients' memories
 
 
 @dataclass(frozen=True)
 class _Published:
-    """What clients published; only accepted rows are there, and memory is touched only where they are."""
+    """What clients published; only accepted rows are there."""
 
     models: Tensor  # [N, P]
     there: Tensor  # [N] bool
@@ -82,13 +84,13 @@ class SimulatedFleet:
         if self._round != moment.round:  # what was published lives for one round
             self._round = moment.round
             self._published.there.zero_()
-        delivered = self._published
-        outbox = delivered if ask.peers is None else _Published.none(self._kernel.layout.size, delivered.there)
-        judged = delivered.models if ask.peers is None else self._kernel.evaluation_copy(delivered.models)
+        models, later = self._published.models, list[tuple[Tensor, Tensor]]()
+        judged = models if ask.peers is None else self._kernel.evaluation_copy(models)
+        publish: Publish = self._published.add if ask.peers is None else lambda ids, models: later.append((ids, models))
         blocks = self._blocks(len(ask.clients))
-        answers = list(self._pool.map(lambda rows: self._answer_block(ask, moment, rows, judged, outbox), blocks))
-        if outbox is not delivered and outbox.there.any():
-            delivered.add(outbox.there.nonzero()[:, 0], outbox.models[outbox.there])
+        answers = list(self._pool.map(lambda rows: self._answer_block(ask, moment, rows, judged, publish), blocks))
+        for ids, models in later:
+            self._published.add(ids, models)
         accepted = torch.cat([good for good, _ in answers])
         values = {name: torch.cat([reply[name] for _, reply in answers]) for name in answers[0][1]}
         refused = {int(client): "non-finite model or reply" for client in ask.clients[~accepted]}
@@ -101,7 +103,7 @@ class SimulatedFleet:
         return (slice(begin, begin + size) for begin in range(0, asked, size))
 
     def _answer_block(
-        self, ask: Ask, moment: Moment, rows: slice, judged: Tensor, outbox: "_Published"
+        self, ask: Ask, moment: Moment, rows: slice, judged: Tensor, publish: Publish
     ) -> tuple[Tensor, dict[str, Tensor]]:
         """Returns which of the block's clients are accepted, and the replies of those."""
         ids = ask.clients[rows]
@@ -115,7 +117,7 @@ class SimulatedFleet:
             self._memory[name][ids[accepted]] = value[accepted]
         replies = keep_rows(reply, accepted)
         if (models := replies.pop("publish", None)) is not None:
-            outbox.add(ids[accepted], models)
+            publish(ids[accepted], models)
         return accepted, replies
 
     def _peers(self, ids: Tensor, judged: Tensor) -> Peers:
