@@ -192,7 +192,7 @@ def test_draws_of_a_client_follow_its_key_and_not_its_place():
 
 def peers_of(ids, published, kernel) -> Peers:
     ids = torch.tensor(ids)
-    return Peers(ids, ids.clamp(min=0), published, published, kernel)
+    return Peers(ids, ids != NOBODY, ids.clamp(min=0), published, published, kernel)
 
 
 def test_peers_losses_are_infinite_and_their_weights_nothing_where_they_were_not_delivered():
@@ -202,7 +202,10 @@ def test_peers_losses_are_infinite_and_their_weights_nothing_where_they_were_not
     assert peers.losses(clients_of(one_line(), kernel)).tolist() == [[10.0, math.inf], [math.inf, math.inf]]
     mixed = peers.mix(torch.tensor([[0.5, 0.5], [1.0, 0.0]]), otherwise=torch.tensor([[7.0], [8.0]]))
     assert mixed.tolist() == [[2.0], [8.0]]
-    assert peers.row(0)[0].tolist() == [4.0]
+    assert peers.weights is not None
+    assert peers.weights.tolist() == [[0.5, 0.0], [0.0, 0.0]]
+    assert peers.of(0).tolist() == [[4.0]]
+    assert peers.of(1).tolist() == []
 
 
 def test_real_targets_have_losses_too():

@@ -3,7 +3,7 @@ from dataclasses import dataclass, field
 import pytest
 import torch
 
-from coterie.core import Ask, Given, NobodyAnswered, Replies, client_task, finite_rows, keep_rows, run_round
+from coterie.core import Ask, Given, NobodyAnswered, Replies, client_task, keep_rows, run_round, wrong_rows
 from coterie.randomness import Moment
 
 INF, NAN = float("inf"), float("nan")
@@ -84,10 +84,41 @@ def test_what_is_given_to_each_client_hides_what_is_shared():
         _ = given.downloaded
 
 
-def test_rows_with_a_number_that_is_not_finite_are_found():
-    values = [torch.tensor([[1.0, 2.0], [NAN, 0.0], [0.0, 0.0]]), torch.tensor([0.0, 0.0, -INF]), torch.arange(3)]
-    assert finite_rows(values, 3).tolist() == [True, False, False]
-    assert finite_rows([torch.arange(2)], 2).tolist() == [True, True]
+def test_answers_that_may_reach_nobody_are_found_and_named():
+    memory = {"a": torch.tensor([[1.0, 2.0], [NAN, 0.0], [0.0, 0.0], [-1e30, 0.0], [1e15, -1e15]])}
+    reply = {"b": torch.tensor([0.0, 0.0, -INF, 0.0, 0.0]), "c": torch.arange(5), "d": torch.zeros(5, 0)}
+    wrong = wrong_rows(memory, reply, size=2, count=5)
+    assert sorted(wrong) == [1, 2, 3]
+    assert "non-finite" in wrong[1]
+    assert "non-finite" in wrong[2]
+    assert "larger than 1e+15" in wrong[3]
+    assert wrong_rows({}, {"c": torch.arange(2)}, size=2, count=2) == {}
+
+
+@pytest.mark.parametrize("name", ["publish", "theta"])
+def test_a_model_of_another_shape_or_type_is_refused(name):
+    assert wrong_rows({}, {name: torch.zeros(2, 3)}, size=3, count=2) == {}
+    for strange in (torch.zeros(2, 4), torch.zeros(2, 3, 1), torch.zeros(2), torch.zeros(2, 3, dtype=torch.int64)):
+        wrong = wrong_rows({}, {name: strange}, size=3, count=2)
+        assert list(wrong) == [0, 1]
+        assert "wrong shape" in wrong[0]
+
+
+def test_answers_of_several_exchanges_are_joined_and_put_in_the_order_of_those_asked():
+    odd = Replies(torch.tensor([1, 3]), {"a": torch.tensor([10, 30])}, {5: "late"}, torch.tensor([[0.1], [0.3]]))
+    even = Replies(torch.tensor([0, 2]), {"a": torch.tensor([0, 20])}, {}, torch.tensor([[0.0], [0.2]]))
+    assert Replies.joined([odd, even]).clients.tolist() == [1, 3, 0, 2]
+    joined = Replies.joined([odd, even]).in_order_of(torch.arange(6))
+    assert joined.clients.tolist() == [0, 1, 2, 3]
+    assert joined["a"].tolist() == [0, 10, 20, 30]
+    assert joined.refused == {5: "late"}
+    assert joined.weights is not None
+    assert joined.weights[:, 0].tolist() == pytest.approx([0.0, 0.1, 0.2, 0.3])
+    nobody = Replies(torch.tensor([], dtype=torch.int64), {"a": torch.zeros(0)})
+    assert Replies.joined([nobody, odd])["a"].tolist() == [10, 30]
+    assert Replies.joined([odd, even]).in_order_of(torch.tensor([3, 2, 1, 0])).clients.tolist() == [3, 2, 1, 0]
+    with pytest.raises(NobodyAnswered):
+        Replies.joined([nobody])["a"]
 
 
 def test_the_same_rows_are_kept_of_everything():

@@ -4,9 +4,10 @@ Everything has a leading axis C: a block of clients in a simulation, one client 
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
+import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor
 
@@ -38,6 +39,19 @@ class Score:
 
     loss: Tensor  # [C] mean loss
     accuracy: Tensor  # [C] share of right answers; zeros for a regression
+
+
+@dataclass(frozen=True)
+class ClassLosses:
+    """How models do on each class of the examples their client judges by; a regression has one class."""
+
+    each: Tensor  # [C, M, K] mean losses; 0 for a class of which the client has no example
+    share: Tensor  # [C, K] the classes' shares of its examples
+
+    @property
+    def average(self) -> Tensor:
+        """[C, M]: over all examples; infinite where a class has no finite loss."""
+        return torch.einsum("cmk,ck->cm", self.each, self.share).nan_to_num(nan=torch.inf)
 
 
 @dataclass(frozen=True)
@@ -98,17 +112,39 @@ class Clients:
 
     def loss(self, theta: Tensor) -> Tensor:
         """[C]: the mean loss of each client's model on the examples it judges by."""
-        rows = torch.arange(len(self), device=theta.device)[:, None]
-        return self.losses(self.kernel.evaluation_copy(theta), rows)[:, 0]
+        return self.losses(self.kernel.evaluation_copy(theta), self._own_rows)[:, 0]
 
     def losses(self, models: Tensor, rows: Tensor) -> Tensor:
         """[C, M]: for each client the mean losses of the models in its rows [C, M] of `models`."""
-        losses = torch.empty(rows.shape, device=models.device)
+        return torch.stack([losses.mean(1) for losses, _ in self._judged(models, rows)])
+
+    def class_loss(self, theta: Tensor) -> ClassLosses:
+        """Each client's model by class, M = 1."""
+        return self.class_losses(self.kernel.evaluation_copy(theta), self._own_rows)
+
+    def class_losses(self, models: Tensor, rows: Tensor) -> ClassLosses:
+        """`losses` by class."""
+        each, share = [], []
+        for losses, y in self._judged(models, rows):
+            member = F.one_hot(y, self.data.num_classes).to(losses) if self.data.num_classes else y.new_ones(len(y), 1)
+            count = member.sum(0)
+            each.append(losses @ member / count.clamp(min=1))
+            share.append(count / len(y))
+        return ClassLosses(torch.stack(each), torch.stack(share))
+
+    def entropy(self, theta: Tensor) -> Tensor:
+        """[C]: the mean entropy of each client's own model on the examples it judges by."""
+        return self.entropies(self.kernel.evaluation_copy(theta), self._own_rows)[:, 0]
+
+    def entropies(self, models: Tensor, rows: Tensor) -> Tensor:
+        """[C, M]: the mean entropy, in nats, of what these models predict for the examples a client judges by."""
+        entropies = torch.empty(rows.shape, device=models.device)
         for client, data_row in enumerate(self.rows.tolist()):
-            count = self.judging.count[data_row]
-            x = self.judging.x[data_row, :count].to(models.dtype)
-            losses[client] = self.kernel.losses(models, rows[client], x, self.judging.y[data_row, :count])
-        return losses
+            x = self.judging.x[data_row, : self.judging.count[data_row]].to(models.dtype)
+            for place, row in enumerate(rows[client].tolist()):
+                log_chance = self.kernel.outputs(models[row], x).log_softmax(1)
+                entropies[client, place] = -(log_chance.exp() * log_chance).sum(1).mean()
+        return entropies
 
     def score(self, theta: Tensor) -> Score:
         """Test each client's model on its test data; clients with one model and one test set are computed once."""
@@ -123,6 +159,17 @@ class Clients:
         loss, accuracy = torch.tensor(found, device=theta.device).T
         return Score(loss, accuracy)
 
+    def targeted(self, theta: Tensor) -> dict[str, Tensor]:
+        """[C] each, on the test examples an attack aims at: the share called what they are and what the attacker wants;
+        NaN for clients whose distribution has no such examples."""
+        models, found = self.kernel.evaluation_copy(theta), []
+        for client, test in enumerate(self.data.test_of[self.rows].tolist()):
+            aim = self.data.targeted[test]
+            answers = self.kernel.outputs(models[client], aim.x.to(models.dtype)).argmax(1) if len(aim.x) else aim.y
+            found.append([(answers == wanted).float().mean().item() for wanted in (aim.y, aim.label)])
+        right, wanted = torch.tensor(found, device=theta.device).T
+        return {"source_accuracy": right, "success_rate": wanted}
+
     def uniform(self, purpose: str, count: int) -> Tensor:
         """[C, count] uniform in [0, 1), a function of the client and the moment."""
         return uniform(self.keys(purpose), count)
@@ -130,6 +177,17 @@ class Clients:
     def normal(self, purpose: str, count: int) -> Tensor:
         """[C, count] standard normals, a function of the client and the moment."""
         return normal(self.keys(purpose), count)
+
+    @property
+    def _own_rows(self) -> Tensor:
+        return torch.arange(len(self), device=self.ids.device)[:, None]
+
+    def _judged(self, models: Tensor, rows: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+        """For each client the losses [M, n] of the models in its rows on the examples it judges by, and their y [n]."""
+        for client, data_row in enumerate(self.rows.tolist()):
+            count = self.judging.count[data_row]
+            x, y = self.judging.x[data_row, :count].to(models.dtype), self.judging.y[data_row, :count]
+            yield self.kernel.losses(models, rows[client], x, y), y
 
     def _test(self, vector: Tensor, x: Tensor, y: Tensor) -> tuple[float, float]:
         outputs = self.kernel.outputs(vector, x.to(vector.dtype))
@@ -184,8 +242,12 @@ class Clients:
 class Peers:
     """The published models a client asked for: a view into what the fleet holds, never a [C, M, P] tensor."""
 
-    def __init__(self, ids: Tensor, rows: Tensor, published: Tensor, judged: Tensor, kernel: Kernel) -> None:
-        self.ids = ids  # [C, M], NOBODY where a peer was not delivered
+    def __init__(
+        self, asked: Tensor, there: Tensor, rows: Tensor, published: Tensor, judged: Tensor, kernel: Kernel
+    ) -> None:
+        self.asked = asked  # [C, M], NOBODY where the client had nobody to name
+        self.ids = asked.masked_fill(~there, NOBODY)  # [C, M], NOBODY also where a peer was not delivered
+        self.weights: Tensor | None = None  # [C, M] by which they were mixed last, for who watches an experiment
         self._rows = rows  # [C, M] where it lies in `published`
         self._published = published  # [rows, P]
         self._judged = judged  # the same in the precision of evaluation
@@ -200,14 +262,24 @@ class Peers:
         """[C, M]: the mean loss of each peer's model on the asking client's examples; infinite where undelivered."""
         return clients.losses(self._judged, self._rows).masked_fill(~self.delivered, torch.inf)
 
+    def class_losses(self, clients: Clients) -> ClassLosses:
+        """The same by class."""
+        losses = clients.class_losses(self._judged, self._rows)
+        return replace(losses, each=losses.each.masked_fill(~self.delivered[..., None], torch.inf))
+
+    def entropies(self, clients: Clients) -> Tensor:
+        """[C, M]: the mean entropy of each peer's predictions on the asking client's examples; infinite likewise."""
+        return clients.entropies(self._judged, self._rows).masked_fill(~self.delivered, torch.inf)
+
     def mix(self, weights: Tensor, otherwise: Tensor) -> Tensor:
         """[C, P]: the weighted sums of the peers' models; `otherwise` [C, P] for clients whose weights are all zero."""
-        mixed = self._kernel.mix(self._published, self._rows, weights * self.delivered)
-        return torch.where((weights * self.delivered).any(1, keepdim=True), mixed, otherwise)
+        self.weights = weights = weights * self.delivered
+        mixed = self._kernel.mix(self._published, self._rows, weights)
+        return torch.where(weights.any(1, keepdim=True), mixed, otherwise)
 
-    def row(self, m: int) -> Tensor:
-        """[C, P]: the m-th peer's model of each client."""
-        return self._published[self._rows[:, m]]
+    def of(self, client: int) -> Tensor:
+        """[m, P]: the models delivered to one client."""
+        return self._published[self._rows[client][self.delivered[client]]]
 
 
 class Batches:

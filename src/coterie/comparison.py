@@ -14,23 +14,28 @@ from coterie.errors import ConfigError, explain
 from coterie.experiment import ConfigLike, Run, resolve, run
 from coterie.federation import Federation
 from coterie.report import write_report
+from coterie.robust.attacks import Attack
 from coterie.runs import RunFolder
 from coterie.runs.files import write_atomically
 from coterie.runs.names import slug, unused
-from coterie.world import Network, World
+from coterie.world import Network, World, unattacked
+
+COMMON = ("malicious_per_cluster", "malicious", "malicious_examples", "collude")  # what all attacks know
 
 
 def compare(
     config: ConfigLike,
     *,
     methods: Sequence[str | Mapping[str, Any]] | None = None,
+    attacks: Sequence[str | Mapping[str, Any]] | None = None,
     seeds: Sequence[int] | None = None,
     federation: Federation | None = None,
     model: Network | None = None,
     out: Path | str | None = None,
     display: Display | None = None,
 ) -> "Comparison":
-    """Run several methods with several seeds, each in a folder of its own below `out`, and put them in one table.
+    """Run several methods with several seeds, each in a folder of its own below `out`, and put them in one table. Given
+    several attacks, each method meets each of them.
 
     What is there already is kept: finished runs are not run again, unfinished ones are resumed.
     """
@@ -38,7 +43,12 @@ def compare(
     plan = base.compare or Compare()
     display = display or default_display()
     path = Path(out) if out is not None else unused(Path("runs") / "comparison")
-    variants = [_variant(base, method, seed) for method in methods or plan.methods for seed in seeds or plan.seeds]
+    variants = [
+        _variant(base, method, attack, seed)
+        for method in methods or plan.methods
+        for attack in attacks or plan.attacks or [None]
+        for seed in seeds or plan.seeds
+    ]
     _refuse_twins(variants)
     _refuse_impossible(variants, federation, model)
     finished: list[Run] = []
@@ -64,14 +74,15 @@ class Comparison:
     completed: bool
 
     def rows(self) -> list[dict[str, Any]]:
-        """One row for each method: means over seeds, and standard deviations over seeds where there are several."""
-        groups: dict[str, list[dict[str, Any]]] = {}
+        """One row for each method and attack: means over seeds, and standard deviations where there are several."""
+        groups: dict[tuple[str, str | None], list[dict[str, Any]]] = {}
         for one in self.runs:
-            groups.setdefault(one.summary["label"], []).append(one.summary)
-        return [_row(label, summaries) for label, summaries in groups.items()]
+            summary = one.summary
+            groups.setdefault((summary["label"], (summary["attack"] or {}).get("label")), []).append(summary)
+        return [_row(label, attack, summaries) for (label, attack), summaries in groups.items()]
 
 
-def _row(label: str, summaries: list[dict[str, Any]]) -> dict[str, Any]:
+def _row(label: str, attack: str | None, summaries: list[dict[str, Any]]) -> dict[str, Any]:
     columns = {
         "accuracy": [(one["accuracy"] or {}).get("mean") for one in summaries],
         "loss": [one["loss"] for one in summaries],
@@ -79,7 +90,9 @@ def _row(label: str, summaries: list[dict[str, Any]]) -> dict[str, Any]:
         "adjusted_rand": [one["clusters"]["adjusted_rand"] for one in summaries],
         "seconds": [one["seconds"] for one in summaries],
     }
-    row: dict[str, Any] = {"method": label, "seeds": len(summaries)}
+    for name in ("source_accuracy", "success_rate", "selected_malicious", "weight_malicious"):
+        columns[name] = [(one["attack"] or {}).get(name) for one in summaries]
+    row: dict[str, Any] = {"method": label, "attack": attack, "seeds": len(summaries)}
     for name, values in columns.items():
         known = [value for value in values if value is not None]
         row[name] = statistics.fmean(known) if known else None
@@ -87,9 +100,12 @@ def _row(label: str, summaries: list[dict[str, Any]]) -> dict[str, Any]:
     return row
 
 
-def _variant(base: Config, method: str | Mapping[str, Any], seed: int) -> Config:
-    """The base configuration with another method and seed. The base's own method keeps its keys unless they are given;
-    a label names the row, and the keys of a table `with` go over those outside [method]."""
+def _variant(
+    base: Config, method: str | Mapping[str, Any], attack: str | Mapping[str, Any] | None, seed: int
+) -> Config:
+    """The base configuration with another method, attack and seed. The base's own method keeps its keys unless they are
+    given, and so does what all attacks have in common; a label names the row, and the keys of a table `with` go over
+    those outside [method]."""
     table: dict[str, Any] = {"name": method} if isinstance(method, str) else dict(method)
     label, others = table.pop("label", ""), table.pop("with", {})
     if not isinstance(others, Mapping):
@@ -97,26 +113,42 @@ def _variant(base: Config, method: str | Mapping[str, Any], seed: int) -> Config
     own: dict[str, Any] = base.method.model_dump() if table.get("name") == getattr(base.method, "name", None) else {}
     tables = base.model_dump(exclude={"compare"}, exclude_none=True) | {"seed": seed, "label": label}
     tables = configuration.merged(tables, others) | {"method": own | table}
+    if attack is not None:
+        tables["attack"] = _attack_table(base, {"name": attack} if isinstance(attack, str) else dict(attack))
     return configuration.parse(tables, own_data=base.scenario is None)
 
 
 def _refuse_impossible(variants: Sequence[Config], federation: Federation | None, model: Network | None) -> None:
     """What cannot be is refused before the first round; the data is made once where it is the same."""
     made: dict[str, Federation] = {}
-    for variant in {variant.shown: variant for variant in variants}.values():
-        scenario = repr(variant.scenario)
-        with World.of(variant, federation or made.get(scenario), model) as world:
-            made[scenario] = world.federation
+    for variant in {_named(variant): variant for variant in variants}.values():
+        data = f"{variant.scenario!r} {getattr(variant.attack, 'malicious_examples', None)}"
+        if federation is None and data not in made:
+            made[data] = unattacked(variant)
+        with World.of(variant, federation or made[data], model):
+            pass
+
+
+def _attack_table(base: Config, table: dict[str, Any]) -> dict[str, Any]:
+    """An attack's keys, over those of the base's [attack] that all attacks have in common, or that are its own."""
+    own: dict[str, Any] = base.attack.model_dump(exclude_none=True) if base.attack is not None else {}
+    common = own if own.get("name") == table.get("name") else {key: own[key] for key in COMMON if key in own}
+    return common | table
 
 
 def _refuse_twins(variants: Sequence[Config]) -> None:
     places = [_place(variant) for variant in variants]
     for variant in variants:
         if places.count(_place(variant)) > 1:
-            got = f"{variant.shown} with seed {variant.seed} twice"
+            got = f"{_named(variant)} with seed {variant.seed} twice"
             raise ConfigError(explain("compare", got, "each once", "Give one a label of its own."))
+
+
+def _named(variant: Config) -> str:
+    """Its method, and its attack if there is one."""
+    return " ".join([variant.shown, *([variant.attack.shown] if isinstance(variant.attack, Attack) else [])])
 
 
 def _place(variant: Config) -> str:
     """The name of its folder among those of a comparison."""
-    return slug(f"{variant.shown}-seed{variant.seed}")
+    return slug(f"{_named(variant)}-seed{variant.seed}")

@@ -16,11 +16,13 @@ from coterie.kernels import KernelName, Precision
 from coterie.methods import METHODS
 from coterie.models import MODELS
 from coterie.options import Options
+from coterie.robust.attacks import ATTACKS
 
 TABLES: dict[str, tuple[Mapping[str, type[Options]], str]] = {  # what there is, and which stands where none is named
     "scenario": (SCENARIOS, "rotated"),
     "model": (MODELS, "mlp"),
     "method": (METHODS, "fedcbo"),
+    "attack": (ATTACKS, "label-flip"),
 }
 
 
@@ -32,12 +34,14 @@ class Compare(Options):
 
     methods: list[Any] = Field(["local", "fedavg", "ifca", "oracle", "fedcbo"], min_length=1)
     """names, or tables with a name, keys of that method, a label to show, and other settings in a table `with`"""
+    attacks: list[Any] = []
+    """each method meets each of these: names, or tables with a name and keys of that attack; unset: that of [attack]"""
     seeds: list[int] = Field([0], min_length=1)
     """one run of each method for each seed"""
 
     @field_validator("methods")
     @classmethod
-    def _refuse_unknown(cls, methods: list[Any]) -> list[Any]:
+    def _refuse_unknown_methods(cls, methods: list[Any]) -> list[Any]:
         for place, method in enumerate(methods):
             table = {"name": method} if isinstance(method, str) else method
             keys = (
@@ -47,6 +51,14 @@ class Compare(Options):
             )
             parse_table(f"compare.methods.{place}", keys, METHODS, TABLES["method"][1])
         return methods
+
+    @field_validator("attacks")
+    @classmethod
+    def _refuse_unknown_attacks(cls, attacks: list[Any]) -> list[Any]:
+        for place, attack in enumerate(attacks):
+            table = {"name": attack} if isinstance(attack, str) else attack
+            parse_table(f"compare.attacks.{place}", table, ATTACKS, TABLES["attack"][1])
+        return attacks
 
 
 class Config(Options):
@@ -84,6 +96,8 @@ class Config(Options):
     """how a client trains"""
     method: SerializeAsAny[Options]
     """how clients collaborate"""
+    attack: SerializeAsAny[Options] | None = None
+    """what malicious clients do; without this table nobody is malicious"""
     label: str = ""
     """what tables and figures call this run; default: the method's name"""
     compare: Compare | None = None
@@ -99,7 +113,9 @@ def parse(tables: Mapping[str, Any], *, own_data: bool = False) -> Config:
     """Validate a whole configuration; `own_data` leaves scenario and model to the caller."""
     values = dict(tables)
     for key, (known, default) in TABLES.items():
-        if own_data and key != "method":
+        if key == "attack" and values.get(key) is None:
+            continue
+        if own_data and key in ("scenario", "model"):
             if key in values:
                 raise ConfigError(
                     explain(key, values[key], "nothing, since the data or model were given", "Remove it.")

@@ -15,6 +15,19 @@ def gibbs(losses: Tensor, alpha: float) -> Tensor:
     return torch.where(finite.any(-1, keepdim=True), weights, 0.0)
 
 
+def in_quantile(losses: Tensor, share: float, slack: float = 0.0) -> Tensor:
+    """[..., M] bool: the models whose loss is at most the `share`-quantile of the finite ones plus `slack`.
+
+    The sub-level set Q_beta of the slides (fedcbo-slides-2024.txt, part 2), q_beta the ceil(beta M)-th smallest loss;
+    with slack = delta_q > 0 the form of fedcb2o.txt (1.4), without its ball and its average over quantiles. Without
+    slack a few attackers who reach the least loss fill the set.
+    """
+    finite = torch.isfinite(losses)
+    ordered = torch.where(finite, losses, torch.inf).sort(dim=-1).values
+    place = (share * finite.sum(-1, keepdim=True)).ceil().long().clamp(min=1) - 1
+    return finite & (losses <= ordered.gather(-1, place) + slack)
+
+
 def mean_by_group(models: Tensor, group: Tensor, weight: Tensor, otherwise: Tensor) -> Tensor:
     """[K, P]: the weighted mean of the models [R, P] of each group [R]; `otherwise` [K, P] for groups without any."""
     share = torch.zeros(len(otherwise), len(models), device=models.device)

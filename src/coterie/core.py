@@ -8,7 +8,7 @@ Shapes, here and everywhere:
     C  clients of one process: a block of them in simulation, one on a device
 """
 
-from collections.abc import Callable, Generator, Iterable, Mapping
+from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import count
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
@@ -25,6 +25,8 @@ Tensors = Mapping[str, Tensor]
 State = Mapping[str, Tensor]  # what the coordinator remembers between rounds
 Exchanges = Generator["Ask", "Replies", State]
 NOBODY = -1  # stands where a client was asked for a peer and has none to name
+MODELS = {"publish", "theta"}  # the names under which a reply may hold a client's model
+LARGEST = 1e15  # no honest number of a model comes near; sums of squares of such still fit float32
 
 
 @dataclass(frozen=True)
@@ -73,6 +75,11 @@ class Ask:
         if not getattr(self.task, "__client_task__", False):
             raise TypeError(f"{self.task} is not marked @client_task, so no client may be asked to do it")
 
+    def only(self, chosen: Tensor) -> "Ask":
+        """The same of some of the clients, `chosen` [S] bool."""
+        peers = None if self.peers is None else self.peers[chosen]
+        return replace(self, clients=self.clients[chosen], each=keep_rows(self.each, chosen), peers=peers)
+
 
 class NobodyAnswered(Exception):
     """Every client asked was silent or refused; the round ends here and the state stays as it was."""
@@ -85,11 +92,32 @@ class Replies:
     clients: Tensor  # [R]
     values: Tensors  # [R, ...]
     refused: Mapping[int, str] = field(default_factory=dict)  # client id: why
+    weights: Tensor | None = (
+        None  # [R, M] by which peers were mixed: a simulation shows it to who watches, not to methods
+    )
 
     def __getitem__(self, name: str) -> Tensor:
         if not len(self.clients):
             raise NobodyAnswered
         return self.values[name]
+
+    @staticmethod
+    def joined(parts: "Sequence[Replies]") -> "Replies":
+        """What different clients answered, as one."""
+        if not parts:
+            return Replies(torch.empty(0, dtype=torch.int64), {})
+        answered = [part for part in parts if len(part.clients)] or parts[:1]
+        values = {name: torch.cat([part.values[name] for part in answered]) for name in answered[0].values}
+        refused = {client: why for part in parts for client, why in part.refused.items()}
+        shown = [part.weights for part in answered if part.weights is not None]
+        weights = torch.cat(shown) if len(shown) == len(answered) else None
+        return Replies(torch.cat([part.clients for part in answered]), values, refused, weights)
+
+    def in_order_of(self, clients: Tensor) -> "Replies":
+        """The same in the order of those asked [S]."""
+        order = (self.clients[:, None] == clients).int().argmax(1).argsort()
+        weights = None if self.weights is None else self.weights[order]
+        return replace(self, clients=self.clients[order], values=keep_rows(self.values, order), weights=weights)
 
 
 @dataclass(frozen=True)
@@ -129,10 +157,11 @@ class Fleet(Protocol):
 
     def answer(self, ask: Ask, moment: Moment) -> Replies: ...
     def memory(self) -> Tensors:
-        """All clients' memories [N, ...], for a checkpoint."""
+        """All clients' memories [N, ...] and whatever else a fleet must remember, for a checkpoint."""
         ...
 
     def restore(self, memory: Tensors) -> None: ...
+    def close(self) -> None: ...
 
 
 def run_round(
@@ -164,10 +193,19 @@ def keep_rows(values: Tensors, rows: Tensor) -> dict[str, Tensor]:
     return {name: value[rows] for name, value in values.items()}
 
 
-def finite_rows(values: Iterable[Tensor], count: int) -> Tensor:
-    """[count] bool: rows in which no floating value [count, ...] is NaN or infinite."""
-    good = torch.ones(count, dtype=torch.bool)
-    for value in values:
-        if value.is_floating_point():
-            good = good.to(value.device) & torch.isfinite(value).reshape(count, -1).all(1)
-    return good
+def wrong_rows(memory: Tensors, reply: Tensors, size: int, count: int) -> dict[int, str]:
+    """Which of `count` clients answered what may reach nobody, and why: a model that is not `size` numbers, anything
+    that is not finite or larger than LARGEST."""
+    for name in MODELS & reply.keys():
+        if reply[name].shape[1:] != (size,) or not reply[name].is_floating_point():
+            got = f"{tuple(reply[name].shape[1:])} of {str(reply[name].dtype).removeprefix('torch.')}"
+            return dict.fromkeys(range(count), f"a model of the wrong shape: got {got}, allowed: ({size},) of float32")
+    finite, small = torch.ones(2, count, dtype=torch.bool)
+    for value in (*memory.values(), *reply.values()):
+        if value.is_floating_point() and value.numel():
+            least, greatest = value.reshape(count, -1).aminmax(dim=1)  # each is NaN where any number of the row is
+            extreme = torch.maximum(-least, greatest).cpu()
+            finite &= torch.isfinite(extreme)
+            small &= extreme <= LARGEST
+    why = dict.fromkeys((~small).nonzero()[:, 0].tolist(), f"a number larger than {LARGEST:g}")
+    return why | dict.fromkeys((~finite).nonzero()[:, 0].tolist(), "non-finite model or reply")

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 from torch import Tensor, nn
@@ -99,6 +100,7 @@ def _play(world: World, folder: RunFolder, display: Display) -> bool:
         for progress in rounds(
             world.method, world.fleet, world.setting, world.federation.keys, since, seed=config.seed,
             last=config.rounds, evaluate_every=config.evaluate_every, participation=config.participation,
+            malicious=world.federation.malicious,
         ):  # fmt: skip
             folder.append(progress.record)
             display.round(progress.record)
@@ -146,7 +148,8 @@ def _latest(world: World, folder: RunFolder, display: Display) -> Progress:
 def _finish(world: World, folder: RunFolder, progress: Progress) -> None:
     """Write what a finished run leaves."""
     moment = Moment(world.config.seed, progress.round - 1)
-    per_client = progress.per_client or evaluate(world.method, world.fleet, progress.state, moment)
+    malicious = world.federation.malicious
+    per_client = progress.per_client or evaluate(world.method, world.fleet, progress.state, moment, malicious)
     found = found_clusters(progress.links)
     truth = world.federation.clusters
     true = [None] * len(found) if truth is None else truth.tolist()
@@ -154,7 +157,7 @@ def _finish(world: World, folder: RunFolder, progress: Progress) -> None:
     folder.write_clients(
         [
             {"client": client, "cluster": true[client], "found": found[client], "accuracy": accuracy, "loss": loss,
-             "examples": examples}
+             "examples": examples, "malicious": malicious is not None and bool(malicious[client])}
             for client, (accuracy, loss, examples) in enumerate(
                 zip(per_client["accuracy"], per_client["loss"], world.federation.train.count.tolist(), strict=True)
             )
@@ -193,11 +196,39 @@ def _summary(world: World, folder: RunFolder, per_client: Mapping[str, Tensor], 
             "found": found,
         },
         "refused": _refused(records),
+        "attack": _attack(world, per_client, records),
         "seconds": sum(record["seconds"] for record in records),
         "fleet": world.fleet.name,
         "kernel": world.kernel.name,
         "precision": config.precision,
     }
+
+
+def _attack(
+    world: World, per_client: Mapping[str, Tensor], records: Sequence[Mapping[str, Any]]
+) -> dict[str, Any] | None:
+    """What the attack achieved, all for honest clients: how their models do where it aims, after the last round, and
+    how many of their downloads, with what weight, were malicious, mean over the rounds."""
+    attack, malicious = world.config.attack, world.federation.malicious
+    if attack is None or malicious is None:
+        return None
+    aimed = {name: per_client.get(name) for name in ("source_accuracy", "success_rate")}
+    shares = {what: _mean_shares([record["attack"][what] for record in records]) for what in ("selected", "weight")}
+    return {
+        "name": getattr(attack, "name", type(attack).__name__),
+        "label": getattr(attack, "shown", ""),
+        "malicious": malicious.nonzero()[:, 0],
+        **{name: None if values is None else (spread(values) or {}).get("mean") for name, values in aimed.items()},
+        **{f"{what}_malicious": share and share["own_malicious"] + share["other_malicious"]
+           for what, share in shares.items()},
+        **shares,
+        "per_client": aimed,
+    }  # fmt: skip
+
+
+def _mean_shares(found: Sequence[Mapping[str, float] | None]) -> dict[str, float] | None:
+    known = [shares for shares in found if shares]
+    return {name: fmean(shares[name] for shares in known) for name in known[0]} if known else None
 
 
 def _refused(records: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, Any]]:

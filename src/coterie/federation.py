@@ -56,6 +56,15 @@ class Examples:
 
 
 @dataclass(frozen=True)
+class Targeted:
+    """Test examples of one distribution on which an attack wants a label of its own."""
+
+    x: Tensor  # [n, ...], none where the distribution has no such examples
+    y: Tensor  # [n] int64, what they are
+    label: int  # what the attacker wants them to be called
+
+
+@dataclass(frozen=True)
 class Federation:
     """Everything a simulation needs to know about its clients. `keys` are their identities: every random draw of a
     client depends on its key and not on its place, so that renumbering the clients permutes the results."""
@@ -71,6 +80,8 @@ class Federation:
     keys: Tensor  # [N] int64
     num_classes: int | None  # None for a regression
     source: str = ""  # which data set exactly, for reports
+    malicious: Tensor | None = None  # [N] bool: who attacks; for who watches an experiment, no method sees it
+    targeted: tuple[Targeted, ...] = ()  # one for each of the tests, where an attack has a target
 
     def __post_init__(self) -> None:
         _check(self)
@@ -149,19 +160,26 @@ class Federation:
             test_of=self.test_of.to(device),
             clusters=None if self.clusters is None else self.clusters.to(device),
             keys=self.keys.to(device),
+            malicious=None if self.malicious is None else self.malicious.to(device),
+            targeted=tuple(replace(one, x=one.x.to(device), y=one.y.to(device)) for one in self.targeted),
         )
 
     def renumbered(self, order: Tensor) -> "Federation":
         """The clients in another order, each keeping its key: `order[i]` is the old place of the new client i."""
         if not torch.equal(order.sort().values, torch.arange(self.num_clients)):
             raise DataError(explain("order", order.tolist(), f"each of 0 to {self.num_clients - 1} once"))
+        return self.only(order)
+
+    def only(self, clients: Tensor) -> "Federation":
+        """Some of the clients [n], in this order, each keeping its key."""
         return replace(
             self,
-            train=self.train.rows(order),
-            validation=None if self.validation is None else self.validation.rows(order),
-            test_of=self.test_of[order],
-            clusters=None if self.clusters is None else self.clusters[order],
-            keys=self.keys[order],
+            train=self.train.rows(clients),
+            validation=None if self.validation is None else self.validation.rows(clients),
+            test_of=self.test_of[clients],
+            clusters=None if self.clusters is None else self.clusters[clients],
+            keys=self.keys[clients],
+            malicious=None if self.malicious is None else self.malicious[clients],
         )
 
 

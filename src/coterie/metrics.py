@@ -49,6 +49,24 @@ def best_selection_rate(exploration: float, download: int, cohort: Tensor, clust
     return float(rates.mean())
 
 
+def exposure(
+    clients: Tensor, peers: Tensor, amount: Tensor, malicious: Tensor, clusters: Tensor | None
+) -> dict[str, float] | None:
+    """Of the amounts [S, M] that honest clients [S] give their peers [S, M], the shares that go to honest and malicious
+    ones of their own and other clusters, mean over the clients: fedcb2o.txt, Fig. 5. None if nobody gives any."""
+    total = amount.sum(1)
+    giving = ~malicious[clients] & (total > 0)
+    if not giving.any():
+        return None
+    share = amount[giving] / total[giving][:, None]
+    named = peers[giving].clamp(min=0)
+    bad = malicious[named]
+    own = torch.ones_like(bad) if clusters is None else clusters[clients[giving]][:, None] == clusters[named]
+    kinds = {"own_honest": own & ~bad, "own_malicious": own & bad, "other_honest": ~own & ~bad}
+    kinds["other_malicious"] = ~own & bad
+    return {name: float((share * kind).sum(1).mean()) for name, kind in kinds.items()}
+
+
 def found_clusters(links: Tensor) -> list[int]:
     """Clusters by who learns from whom: spectral clustering of the symmetric links, as many clusters as stand before
     the largest gap of the eigenvalues. A client linked to nobody is a cluster of its own.

@@ -9,9 +9,16 @@ import torch
 from torch import Tensor
 
 from coterie.clients import Clients
-from coterie.core import Ask, Fleet, Given, Method, Replies, Setting, State, Tensors, client_task, run_round
-from coterie.metrics import best_selection_rate, links_from_groups, links_from_peers, selection_rate, spread
-from coterie.peers import EpsilonGreedy
+from coterie.core import NOBODY, Ask, Fleet, Given, Method, Replies, Setting, State, Tensors, client_task, run_round
+from coterie.metrics import (
+    best_selection_rate,
+    exposure,
+    links_from_groups,
+    links_from_peers,
+    selection_rate,
+    spread,
+)
+from coterie.peers import EpsilonGreedy, Selection
 from coterie.randomness import Moment, fold, uniform
 
 REMEMBER = 0.8  # how much of the earlier links counts when a new round's are added
@@ -19,12 +26,12 @@ REMEMBER = 0.8  # how much of the earlier links counts when a new round's are ad
 
 @runtime_checkable
 class ChoosesPeers(Protocol):
-    """A method whose clients explore and exploit, so that an oracle's selection rate can be named."""
+    """A method whose clients choose whom to download."""
 
     @property
     def download(self) -> int: ...
     @property
-    def selection(self) -> EpsilonGreedy: ...
+    def selector(self) -> Selection: ...
 
 
 @dataclass(frozen=True)
@@ -35,7 +42,7 @@ class Progress:
     state: State
     links: Tensor  # [N, N] who learned from whom, later rounds counting more
     record: Mapping[str, Any]  # the line of metrics.jsonl
-    per_client: Mapping[str, Tensor] | None = None  # accuracy and loss [N], NaN where a client did not answer
+    per_client: Mapping[str, Tensor] | None = None  # what was measured [N], NaN for the silent and the malicious
 
 
 @dataclass(frozen=True)
@@ -46,14 +53,16 @@ class Serving:
 
     @client_task
     def measure(self, clients: Clients, memory: Tensors, given: Given) -> tuple[Tensors, Tensors]:
-        """Its loss and accuracy on its own test data."""
-        score = clients.score(self.method.serving(clients, memory, given))
-        return {}, {"loss": score.loss, "accuracy": score.accuracy}
+        """Its loss and accuracy on its own test data, and how it does where an attack aims."""
+        theta = self.method.serving(clients, memory, given)
+        score = clients.score(theta)
+        aimed = clients.targeted(theta) if clients.data.targeted else {}
+        return {}, {"loss": score.loss, "accuracy": score.accuracy, **aimed}
 
     @client_task
     def hand_over(self, clients: Clients, memory: Tensors, given: Given) -> tuple[Tensors, Tensors]:
         """The model itself, at the end of a simulation."""
-        return {}, {"theta": self.method.serving(clients, memory, given)}
+        return {}, {"model": self.method.serving(clients, memory, given)}
 
 
 def beginning(method: Method, setting: Setting) -> Progress:
@@ -73,13 +82,16 @@ def rounds(
     last: int,
     evaluate_every: int = 1,
     participation: float = 1.0,
+    malicious: Tensor | None = None,
 ) -> Iterator[Progress]:
-    """Play the rounds after `since` up to `last`, yielding after each. The generator may be left at any round."""
+    """Play the rounds after `since` up to `last`, yielding after each. The generator may be left at any round.
+    Who is malicious [N] is for the record, which speaks of the honest clients; nobody else is told."""
     progress = since
     while progress.round < last:
         number = progress.round + 1
         evaluated = number % evaluate_every == 0 or number == last
-        progress = play(method, fleet, setting, keys, progress, Moment(seed, number - 1), participation, evaluated)
+        moment = Moment(seed, number - 1)
+        progress = play(method, fleet, setting, keys, progress, moment, participation, evaluated, malicious)
         yield progress
 
 
@@ -92,14 +104,15 @@ def play(
     moment: Moment,
     participation: float,
     evaluated: bool,
+    malicious: Tensor | None = None,
 ) -> Progress:
     """One round: a cohort, the method's exchanges, and the evaluation as one more exchange."""
     began = time.perf_counter()
     cohort = draw_cohort(keys, participation, moment)
-    seen = _Watch(setting.num_clients)
+    seen = _Watch(setting.num_clients, setting.clusters, malicious)
     state = run_round(method, fleet, before.state, cohort, moment, seen)
     links = links_from_groups(state["group"]) if "group" in state else seen.links
-    record = {
+    record: dict[str, Any] = {
         "round": before.round + 1,
         "clients": len(cohort),
         "selection_rate": selection_rate(links, setting.clusters),
@@ -107,21 +120,29 @@ def play(
         "refused": {str(client): reason for client, reason in sorted(seen.refused.items())},
         "silent": len(seen.silent),
     }
-    per_client = evaluate(method, fleet, state, moment) if evaluated else None
+    per_client = evaluate(method, fleet, state, moment, malicious) if evaluated else None
     record["accuracy"] = spread(per_client["accuracy"]) if per_client else None
-    record["loss"] = (spread(per_client["loss"]) or {}).get("mean") if per_client else None
+    record["loss"] = _mean(per_client, "loss")
+    if malicious is not None:
+        aimed = {name: _mean(per_client, name) for name in ("source_accuracy", "success_rate")}
+        record["attack"] = {**aimed, "selected": seen.selected, "weight": seen.weight}
     record["seconds"] = time.perf_counter() - began
     return Progress(before.round + 1, state, REMEMBER * before.links + links, record, per_client)
 
 
-def evaluate(method: Method, fleet: Fleet, state: State, moment: Moment) -> dict[str, Tensor]:
-    """Ask every client how its model does; [N] each, NaN for those who did not answer."""
+def evaluate(
+    method: Method, fleet: Fleet, state: State, moment: Moment, malicious: Tensor | None = None
+) -> dict[str, Tensor]:
+    """Ask every client how its model does; [N] each, NaN for those who did not answer and for malicious ones."""
     everyone = torch.arange(fleet.num_clients)
     replies = fleet.answer(Ask(Serving(method).measure, everyone, shared=state), moment)
-    measured = {name: torch.full((fleet.num_clients,), torch.nan) for name in ("accuracy", "loss")}
-    for name, values in measured.items():
+    measured = {}
+    for name in {"accuracy", "loss", *replies.values}:
+        measured[name] = torch.full((fleet.num_clients,), torch.nan)
         if len(replies.clients):
-            values[replies.clients] = replies[name].cpu()
+            measured[name][replies.clients] = replies[name].cpu()
+        if malicious is not None:
+            measured[name][malicious.cpu()] = torch.nan
     return measured
 
 
@@ -131,7 +152,7 @@ def collect_models(method: Method, fleet: Fleet, state: State, moment: Moment, s
     for clients in torch.arange(fleet.num_clients).split(64):
         replies = fleet.answer(Ask(Serving(method).hand_over, clients, shared=state), moment)
         if len(replies.clients):
-            models[replies.clients] = replies["theta"].cpu()
+            models[replies.clients] = replies["model"].cpu()
     return models
 
 
@@ -143,9 +164,14 @@ def draw_cohort(keys: Tensor, participation: float, moment: Moment) -> Tensor:
 
 
 class _Watch:
-    """Notes what passes between the method and the fleet: ids only, as the coordinator may."""
+    """Notes what passes between the method and the fleet: ids, as the coordinator may, and in an experiment with
+    attackers also what only a simulation can show, how much weight honest clients give whom."""
 
-    def __init__(self, num_clients: int) -> None:
+    def __init__(self, num_clients: int, clusters: Tensor | None, malicious: Tensor | None) -> None:
+        self.selected: dict[str, float] | None = None
+        self.weight: dict[str, float] | None = None
+        self._clusters = clusters
+        self._malicious = malicious
         self.links = torch.zeros(num_clients, num_clients)
         self.refused: dict[int, str] = {}
         self.silent: set[int] = set()
@@ -155,11 +181,30 @@ class _Watch:
             links = links_from_peers(ask.clients, ask.peers, len(self.links))
             links[:, [*self.refused, *self.silent]] = 0.0  # what they might have published was not delivered
             self.links = torch.maximum(self.links, links)
+            if self._malicious is not None:
+                self._note_exposure(ask, replies)
         self.refused.update(replies.refused)
         self.silent |= set(ask.clients.tolist()) - set(replies.clients.tolist()) - set(replies.refused)
 
+    def _note_exposure(self, ask: Ask, replies: Replies) -> None:
+        assert ask.peers is not None
+        assert self._malicious is not None
+        asked = (ask.peers != NOBODY).float()
+        self.selected = exposure(ask.clients, ask.peers, asked, self._malicious, self._clusters) or self.selected
+        if replies.weights is not None:
+            answered = torch.isin(ask.clients, replies.clients)
+            given = exposure(replies.clients, ask.peers[answered], replies.weights, self._malicious, self._clusters)
+            self.weight = given or self.weight
+
+
+def _mean(per_client: Mapping[str, Tensor] | None, name: str) -> float | None:
+    """The mean of the clients that were measured."""
+    if per_client is None or name not in per_client:
+        return None
+    return (spread(per_client[name]) or {}).get("mean")
+
 
 def _oracle_rate(method: Method, round: int, cohort: Tensor, setting: Setting) -> float | None:
-    if not isinstance(method, ChoosesPeers):
+    if not isinstance(method, ChoosesPeers) or not isinstance(method.selector, EpsilonGreedy):
         return None
-    return best_selection_rate(method.selection.exploration(round), method.download, cohort, setting.clusters)
+    return best_selection_rate(method.selector.exploration(round), method.download, cohort, setting.clusters)

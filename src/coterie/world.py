@@ -9,14 +9,16 @@ import torch
 from torch import Tensor, nn
 
 from coterie.config import Config
-from coterie.core import Method, Setting
+from coterie.core import Fleet, Method, Setting
 from coterie.data import Scenario
 from coterie.errors import ConfigError, ModelError, explain
 from coterie.federation import Federation
+from coterie.fleets.attacked import AttackedFleet
 from coterie.fleets.simulated import SimulatedFleet
 from coterie.kernels import choose_kernel
 from coterie.model import Model
 from coterie.models import ModelOptions
+from coterie.robust.attacks import Attack, Role
 from coterie.training import ChoosesPeers, beginning
 
 Network = nn.Module | Callable[[], nn.Module]  # a user's network, or a function that makes one
@@ -40,7 +42,7 @@ class World:
         _check_budget(self.method, config, federation.num_clients)
         self.before = beginning(self.method, self.setting)
         memory = self.method.client_memory(self._starts(), federation.num_clients)
-        self.fleet = SimulatedFleet(
+        self.fleet: Fleet = SimulatedFleet(
             self.federation,
             self.kernel,
             config.train,
@@ -48,12 +50,16 @@ class World:
             block=config.block,
             threads=config.threads,
         )
+        if config.attack is not None and _role(config) == "lie":
+            self.fleet = AttackedFleet(self.fleet, cast(Attack, config.attack), self.federation)
 
     @staticmethod
     def of(config: Config, federation: Federation | None, module: Network | None) -> "World":
         """Build what the configuration names, or take what was given, and see that it fits together."""
         _check_device(config.device)
-        federation = federation or cast(Scenario, config.scenario).build(config.seed)
+        federation = federation or unattacked(config)
+        if config.attack is not None:
+            federation = cast(Attack, config.attack).enters(federation, _role(config), config.seed)
         outputs = federation.num_classes or math.prod(federation.train.y.shape[2:])
         if module is None:
             options = cast(ModelOptions, config.model)
@@ -98,6 +104,19 @@ class World:
         if self.config.initial == "common":
             return self._initial(0).expand(self.federation.num_clients, -1)
         return torch.stack([self._initial(1 + key) for key in self.federation.keys.tolist()])
+
+
+def unattacked(config: Config) -> Federation:
+    """The data of the scenario, as it is before an attacker touches it."""
+    scenario = cast(Scenario, config.scenario)
+    attackers = cast(Attack, config.attack).attackers(scenario.cluster_of()) if config.attack is not None else {}
+    return scenario.build(config.seed, attackers)
+
+
+def _role(config: Config) -> Role:
+    """What attackers do under this method: the oracles take them out or make them honest."""
+    role: Role = getattr(config.method, "attackers", "lie")
+    return role
 
 
 def _check_device(device: str) -> None:

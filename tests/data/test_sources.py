@@ -56,7 +56,7 @@ def test_fashion_mnist_has_a_folder_of_its_own(tmp_path: Path) -> None:
 def test_emnist_is_made_upright_and_prefers_the_official_files(tmp_path: Path) -> None:
     write_idx_set(tmp_path / "EMNIST/raw", emnist_names("47class"), classes=47)
     subset = load("emnist", tmp_path)
-    assert subset.title == "EMNIST, 47-class subset"
+    assert subset.title == "EMNIST, balanced 47-class subset"
     assert np.array_equal(subset.train_x.numpy()[:, 0], images(12).transpose(0, 2, 1))
     assert not np.array_equal(subset.train_x.numpy()[:, 0], images(12))
     write_idx_set(tmp_path / "EMNIST/raw", emnist_names("balanced"), ".gz")

@@ -15,7 +15,12 @@ from coterie.training import beginning, draw_cohort, evaluate, rounds
 from tiny import COUNTS, Played, federation, fleet_of, furthest, mlp, play, setting_of, starts
 
 DATA, MODEL = federation(), mlp()
-OPTIONS: Mapping[str, dict[str, Any]] = {"fedcbo": {"download": 2}, "ifca": {"clusters": 2}}
+OPTIONS: Mapping[str, dict[str, Any]] = {
+    "fedcbo": {"download": 2},
+    "fedcb2o": {"download": 2},
+    "dfedavgm": {"degree": 2},
+    "ifca": {"clusters": 2},
+}
 
 
 @pytest.fixture(params=METHODS)

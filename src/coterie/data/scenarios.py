@@ -5,9 +5,10 @@ does to images and labels, and which test examples it has); one function turns t
 of a cluster stand together, cluster 0 first, and share one test set.
 """
 
+import itertools
 import math
 from abc import abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Literal
@@ -69,24 +70,36 @@ class Scenario(Options):
     validation: float = Field(0.0, ge=0.0, lt=1.0)
     """Share of each client's examples kept for judging peers; with 0 peers are judged on the training examples."""
 
-    def build(self, seed: int) -> Federation:
-        """The federation of this scenario; the same for the same seed."""
+    def build(self, seed: int, attackers: Mapping[int, int] | None = None) -> Federation:
+        """The federation of this scenario; the same for the same seed.
+
+        `attackers` are clients that hold another number of examples and train on all of them: what they judge peers by
+        is a part of those.
+        """
+        attackers = attackers or {}
         if self.validation and self.examples_per_client < 2:
             allowed = "2 or more with scenario.validation, one to train on and one to keep"
             raise ConfigError(explain("scenario.examples_per_client", self.examples_per_client, allowed))
         self.check_sizes()
         source = load(self.data)
-        return self._assemble(source, self.plan(source, seed), seed)
+        sizes = [attackers.get(client, self.examples_per_client) for client in range(self.clients)]
+        return self._assemble(source, self.plan(source, seed, sizes), seed, attackers)
+
+    def cluster_of(self) -> list[int]:
+        """The true cluster of each client, all 0 where there are none."""
+        return [0] * self.clients
 
     def check_sizes(self) -> None:
         """Refuse what cannot be, as far as that is known before the data is."""
 
     @abstractmethod
-    def plan(self, source: Source, seed: int) -> Plan:
-        """Deal the source out."""
+    def plan(self, source: Source, seed: int, sizes: Sequence[int]) -> Plan:
+        """Deal the source out, so many examples to each client."""
 
-    def _assemble(self, source: Source, plan: Plan, seed: int) -> Federation:
+    def _assemble(self, source: Source, plan: Plan, seed: int, attackers: Mapping[int, int]) -> Federation:
         parts = [split(len(rows), self.validation, 0.0, seed, key)[:2] for key, rows in enumerate(plan.held)]
+        for key in attackers:
+            parts[key] = torch.arange(len(plan.held[key])), parts[key][1]
         following = torch.tensor(plan.distribution_of)
 
         def examples(part: int) -> Examples:
@@ -109,10 +122,15 @@ class Scenario(Options):
             source=source.title,
         )
 
-    def _refuse_more_than_exist(self, available: int, sharers: int, where: str) -> None:
-        """`sharers` clients divide `available` examples, none given twice."""
-        if self.examples_per_client * sharers <= available:
+    def _refuse_more_than_exist(self, available: int, sizes: Sequence[int], where: str) -> None:
+        """Clients divide `available` examples, so many each, none given twice."""
+        if sum(sizes) <= available:
             return
+        sharers = len(sizes)
+        if max(sizes) != self.examples_per_client and self.examples_per_client * sharers <= available:
+            fewer = available - (sum(sizes) - sum(size for size in sizes if size == max(sizes)))
+            allowed = f"at most {max(fewer, 0) // sizes.count(max(sizes))} here: {available} training examples {where}"
+            raise ConfigError(explain("attack.malicious_examples", max(sizes), allowed, "Lower it."))
         if sharers > available:
             allowed = f"at most {available} clients to share {available} training examples {where}"
             raise ConfigError(explain("scenario.clients", self.clients, allowed, "Lower it."))
@@ -134,20 +152,23 @@ class Clustered(Scenario):
                 explain("scenario.clients", self.clients, allowed, "Raise it or lower scenario.clusters.")
             )
 
-    def _cluster_of(self) -> list[int]:
+    def cluster_of(self) -> list[int]:
         sizes = even_sizes(self.clients, self.clusters)
         return [cluster for cluster, size in enumerate(sizes) for _ in range(size)]
 
-    def _every_cluster_deals_all(self, source: Source, seed: int) -> list[Tensor]:
+    def _members_sizes(self, sizes: Sequence[int]) -> Iterator[Sequence[int]]:
+        """Those of each cluster's clients."""
+        ends = list(itertools.accumulate(even_sizes(self.clients, self.clusters)))
+        return (sizes[begin:end] for begin, end in zip([0, *ends], ends, strict=False))
+
+    def _every_cluster_deals_all(self, source: Source, seed: int, sizes: Sequence[int]) -> list[Tensor]:
         """Each cluster cuts its own permutation of all training examples into its clients' pieces."""
-        sizes = even_sizes(self.clients, self.clusters)
-        self._refuse_more_than_exist(len(source.train_y), max(sizes), f"of {source.title} in a cluster")
         everything = torch.arange(len(source.train_y))
-        return [
-            piece
-            for cluster, size in enumerate(sizes)
-            for piece in deal(everything, [self.examples_per_client] * size, seed, "deal", cluster)
-        ]
+        held: list[Tensor] = []
+        for cluster, of_members in enumerate(self._members_sizes(sizes)):
+            self._refuse_more_than_exist(len(everything), of_members, f"of {source.title} in a cluster")
+            held += deal(everything, of_members, seed, "deal", cluster)
+        return held
 
 
 class Rotated(Clustered):
@@ -167,12 +188,12 @@ class Rotated(Clustered):
         if not all(math.isfinite(angle) for angle in self.angles or ()):
             raise ConfigError(explain("scenario.angles", list(self.angles or ()), "finite numbers of degrees"))
 
-    def plan(self, source: Source, seed: int) -> Plan:
+    def plan(self, source: Source, seed: int, sizes: Sequence[int]) -> Plan:
         angles = self.angles or tuple(360 / self.clusters * cluster for cluster in range(self.clusters))
         everything = torch.arange(len(source.test_y))
         views = [Distribution(everything, images=partial(rotate, angle=angle)) for angle in angles]
-        held = self._every_cluster_deals_all(source, seed)
-        return Plan(held, views, self._cluster_of(), source.num_classes)
+        held = self._every_cluster_deals_all(source, seed, sizes)
+        return Plan(held, views, self.cluster_of(), source.num_classes)
 
 
 class LabelPermuted(Clustered):
@@ -185,15 +206,15 @@ class LabelPermuted(Clustered):
     shift: int = Field(1, ge=1)
     """Step of the cyclic shift between clusters, for kind = "shift"."""
 
-    def plan(self, source: Source, seed: int) -> Plan:
+    def plan(self, source: Source, seed: int, sizes: Sequence[int]) -> Plan:
         names = [self._names(cluster, source.num_classes, seed) for cluster in range(self.clusters)]
         if self.kind == "shift" and len({int(of_zero[0]) for of_zero in names}) < self.clusters:
             allowed = f"a step that shifts {self.clusters} clusters differently, modulo {source.num_classes} classes"
             raise ConfigError(explain("scenario.shift", self.shift, allowed, "Change it or lower scenario.clusters."))
         everything = torch.arange(len(source.test_y))
         views = [Distribution(everything, labels=new.__getitem__) for new in names]
-        held = self._every_cluster_deals_all(source, seed)
-        return Plan(held, views, self._cluster_of(), source.num_classes)
+        held = self._every_cluster_deals_all(source, seed, sizes)
+        return Plan(held, views, self.cluster_of(), source.num_classes)
 
     def _names(self, cluster: int, num_classes: int, seed: int) -> Tensor:
         """[classes] int64: what this cluster calls each class."""
@@ -212,21 +233,20 @@ class DisjointClasses(Clustered):
     relabel: bool = False
     """Number the classes of every cluster from 0, so that clusters disagree about what an output means."""
 
-    def plan(self, source: Source, seed: int) -> Plan:
+    def plan(self, source: Source, seed: int, sizes: Sequence[int]) -> Plan:
         if self.clusters > source.num_classes:
             allowed = f"1 to {source.num_classes}, the classes of {source.title}"
             raise ConfigError(explain("scenario.clusters", self.clusters, allowed, "Lower it."))
         widths = even_sizes(source.num_classes, self.clusters)
-        members = even_sizes(self.clients, self.clusters)
         held, views, first = [], [], 0
-        for cluster, (width, size) in enumerate(zip(widths, members, strict=True)):
+        for cluster, (width, of_members) in enumerate(zip(widths, self._members_sizes(sizes), strict=True)):
             mine = _labelled(source.train_y, first, width)
-            self._refuse_more_than_exist(len(mine), size, f"of {source.title} in cluster {cluster}")
-            held += deal(mine, [self.examples_per_client] * size, seed, "deal", cluster)
+            self._refuse_more_than_exist(len(mine), of_members, f"of {source.title} in cluster {cluster}")
+            held += deal(mine, of_members, seed, "deal", cluster)
             renamed = partial(torch.sub, other=first) if self.relabel else _same
             views.append(Distribution(_labelled(source.test_y, first, width), labels=renamed))
             first += width
-        return Plan(held, views, self._cluster_of(), widths[0] if self.relabel else source.num_classes)
+        return Plan(held, views, self.cluster_of(), widths[0] if self.relabel else source.num_classes)
 
 
 class DirichletSkew(Scenario):
@@ -245,9 +265,8 @@ class DirichletSkew(Scenario):
     test_examples: int = Field(500, ge=1)
     """Test examples of a client, at most: every client has a test set of its own, and this bounds their memory."""
 
-    def plan(self, source: Source, seed: int) -> Plan:
-        self._refuse_more_than_exist(len(source.train_y), self.clients, f"of {source.title}")
-        sizes = [self.examples_per_client] * self.clients
+    def plan(self, source: Source, seed: int, sizes: Sequence[int]) -> Plan:
+        self._refuse_more_than_exist(len(source.train_y), sizes, f"of {source.title}")
         held = dirichlet(source.train_y, source.num_classes, sizes, self.beta, seed)
         tests = [
             in_proportion(source.train_y[rows], source.test_y, self.test_examples, source.num_classes, seed, client)
@@ -271,13 +290,15 @@ class QuantitySkew(Scenario):
     largest: float = Field(8.0, ge=1.0, le=1e6)
     """No client holds more than this many times the average: memory grows with the largest client."""
 
-    def plan(self, source: Source, seed: int) -> Plan:
-        self._refuse_more_than_exist(len(source.train_y), self.clients, f"of {source.title}")
+    def plan(self, source: Source, seed: int, sizes: Sequence[int]) -> Plan:
+        if set(sizes) != {self.examples_per_client}:
+            raise ConfigError(explain("attack.malicious_examples", max(sizes), "nothing, as sizes are drawn here"))
+        self._refuse_more_than_exist(len(source.train_y), sizes, f"of {source.title}")
         draw = lognormal_weights if self.kind == "log-normal" else power_law_weights
         most = int(self.largest * self.examples_per_client)
         total = self.clients * self.examples_per_client
-        sizes = skewed_sizes(draw(self.clients, self.spread, seed), total, least=2, most=most)
-        return _one_distribution(source, sizes, seed)
+        skewed = skewed_sizes(draw(self.clients, self.spread, seed), total, least=2, most=most)
+        return _one_distribution(source, skewed, seed)
 
 
 class Iid(Scenario):
@@ -288,9 +309,9 @@ class Iid(Scenario):
     examples_per_client: int = Field(25, ge=1)
     """Examples each client holds, those kept for validation included."""
 
-    def plan(self, source: Source, seed: int) -> Plan:
-        self._refuse_more_than_exist(len(source.train_y), self.clients, f"of {source.title}")
-        return _one_distribution(source, [self.examples_per_client] * self.clients, seed)
+    def plan(self, source: Source, seed: int, sizes: Sequence[int]) -> Plan:
+        self._refuse_more_than_exist(len(source.train_y), sizes, f"of {source.title}")
+        return _one_distribution(source, sizes, seed)
 
 
 SCENARIOS: dict[str, type[Scenario]] = {
@@ -303,7 +324,7 @@ SCENARIOS: dict[str, type[Scenario]] = {
 }
 
 
-def _one_distribution(source: Source, sizes: list[int], seed: int) -> Plan:
+def _one_distribution(source: Source, sizes: Sequence[int], seed: int) -> Plan:
     """All clients in one cluster, no example held twice."""
     held = deal(torch.arange(len(source.train_y)), sizes, seed, "deal")
     return Plan(held, [Distribution(torch.arange(len(source.test_y)))], [0] * len(sizes), source.num_classes)

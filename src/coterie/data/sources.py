@@ -43,6 +43,7 @@ class Edition:
     title: str
     train: tuple[str, ...]
     test: tuple[str, ...]
+    first: tuple[int, int] | None = None  # how many training and test examples are taken, where the rest is unbalanced
 
 
 @dataclass(frozen=True)
@@ -74,6 +75,9 @@ def load(name: str, folder: Path | None = None) -> Source:
     edition, where = _locate(name, spec, folder or data_folder())
     train_x, train_y = spec.read([where[file] for file in edition.train])
     test_x, test_y = spec.read([where[file] for file in edition.test])
+    if edition.first is not None:
+        train, test = edition.first
+        train_x, train_y, test_x, test_y = train_x[:train], train_y[:train], test_x[:test], test_y[:test]
     _check(name, spec.num_classes, (train_x, train_y), (test_x, test_y))
     return Source(name, edition.title, train_x, train_y, test_x, test_y, spec.num_classes)
 
@@ -202,10 +206,10 @@ def _digits() -> Source:
     return Source("digits", _DIGITS_TITLE, x[~tested], y[~tested], x[tested], y[tested], 10)
 
 
-def _idx_edition(title: str, train: str, test: str) -> Edition:
+def _idx_edition(title: str, train: str, test: str, first: tuple[int, int] | None = None) -> Edition:
     """Images and labels of each part, in the naming of the idx files."""
     parts = [(f"{part}-images-idx3-ubyte", f"{part}-labels-idx1-ubyte") for part in (train, test)]
-    return Edition(title, *parts)
+    return Edition(title, parts[0], parts[1], first)
 
 
 SOURCES: dict[str, SourceSpec] = {
@@ -230,7 +234,9 @@ SOURCES: dict[str, SourceSpec] = {
         ("EMNIST/raw", "emnist"),
         (
             _idx_edition("EMNIST balanced", "emnist-balanced-train", "emnist-balanced-test"),
-            _idx_edition("EMNIST, 47-class subset", "emnist-47class-train", "emnist-47class-test"),
+            _idx_edition(
+                "EMNIST, balanced 47-class subset", "emnist-47class-train", "emnist-47class-test", (36_660, 6_110)
+            ),
         ),
         _read_emnist,
     ),

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from coterie.clients import Clients, Peers, Train
-from coterie.core import NOBODY, Ask, Given, Replies, Tensors, finite_rows, keep_rows
+from coterie.core import NOBODY, Ask, Given, Replies, Tensors, keep_rows, wrong_rows
 from coterie.federation import Federation
 from coterie.kernels import Kernel
 from coterie.randomness import Moment
@@ -41,8 +41,8 @@ class _Published:
 class SimulatedFleet:
     """The default fleet. Results do not depend on `block` (clients of a block) nor on `threads`.
 
-    A client whose new memory or reply holds a NaN or an infinity is refused: it is absent from the replies, what it
-    published reaches nobody, and its memory stays as it was before the exchange.
+    A client whose new memory or reply is refused (core.py, `wrong_rows`) is absent from the replies, what it published
+    reaches nobody, and its memory stays as it was before the exchange.
     """
 
     name = "simulated"
@@ -91,10 +91,7 @@ class SimulatedFleet:
         answers = list(self._pool.map(lambda rows: self._answer_block(ask, moment, rows, judged, publish), blocks))
         for ids, models in later:
             self._published.add(ids, models)
-        accepted = torch.cat([good for good, _ in answers])
-        values = {name: torch.cat([reply[name] for _, reply in answers]) for name in answers[0][1]}
-        refused = {int(client): "non-finite model or reply" for client in ask.clients[~accepted]}
-        return Replies(ask.clients[accepted], values, refused)
+        return Replies.joined(answers)
 
     def _blocks(self, asked: int) -> Iterator[slice]:
         """An eighth of the clients a block, so that cores end together, and no more than fit the memory."""
@@ -102,28 +99,27 @@ class SimulatedFleet:
         size = self._block or min(fitting, 64, math.ceil(asked / 8))
         return (slice(begin, begin + size) for begin in range(0, asked, size))
 
-    def _answer_block(
-        self, ask: Ask, moment: Moment, rows: slice, judged: Tensor, publish: Publish
-    ) -> tuple[Tensor, dict[str, Tensor]]:
-        """Returns which of the block's clients are accepted, and the replies of those."""
+    def _answer_block(self, ask: Ask, moment: Moment, rows: slice, judged: Tensor, publish: Publish) -> Replies:
         ids = ask.clients[rows]
         clients = Clients(ids, ids, self._federation, self._federation.keys, self._kernel, self._options, moment)
         peers = None if ask.peers is None else self._peers(ask.peers[rows], judged)
         given = Given({name: value[rows] for name, value in ask.each.items()}, ask.shared, peers)
         with torch.no_grad():
             memory, reply = ask.task(clients, keep_rows(self._memory, ids), given)
-        accepted = finite_rows((*memory.values(), *reply.values()), len(ids))
+        refused = wrong_rows(memory, reply, self._kernel.layout.size, len(ids))
+        accepted = torch.tensor([row not in refused for row in range(len(ids))], device=ids.device)
         for name, value in memory.items():
             self._memory[name][ids[accepted]] = value[accepted]
         replies = keep_rows(reply, accepted)
-        if (models := replies.pop("publish", None)) is not None:
+        if (models := replies.pop("publish", None)) is not None and accepted.any():
             publish(ids[accepted], models)
-        return accepted, replies
+        weights = None if peers is None or peers.weights is None else peers.weights[accepted]
+        return Replies(ids[accepted], replies, {int(ids[row]): why for row, why in refused.items()}, weights)
 
     def _peers(self, ids: Tensor, judged: Tensor) -> Peers:
         rows = ids.clamp(min=0)
         there = (ids != NOBODY) & self._published.there[rows]
-        return Peers(ids.masked_fill(~there, NOBODY), rows, self._published.models, judged, self._kernel)
+        return Peers(ids, there, rows, self._published.models, judged, self._kernel)
 
 
 def available_cores() -> int:

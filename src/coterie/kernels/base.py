@@ -81,8 +81,10 @@ class Kernel(ABC):
 
     @torch.no_grad()
     def losses(self, models: Tensor, rows: Tensor, x: Tensor, y: Tensor) -> Tensor:
-        """[M]: the mean loss on one client's examples x [n, ...], y [n, ...] of the models in these rows [M]."""
-        return torch.stack([self.mean_loss(self.outputs(models[row], x), y) for row in rows.tolist()])
+        """[M, n]: the loss at each of one client's examples x [n, ...], y [n, ...] of the models in these rows [M]."""
+        return torch.stack(
+            [loss_per_example(self.model.loss, self.outputs(models[row], x), y) for row in rows.tolist()]
+        )
 
     def mean_loss(self, outputs: Tensor, y: Tensor) -> Tensor:
         """The mean over the examples, in float32."""

@@ -185,8 +185,8 @@ class BatchedKernel(Kernel):
         if biases[-1] is not None:
             outputs += biases[-1][rows, :, None]
         if self.model.loss == "mse":
-            return (outputs - y.flatten(1).T).square().mean((1, 2))
-        return -outputs.log_softmax(1).gather(1, y.expand(len(rows), 1, -1)).mean((1, 2))
+            return (outputs - y.flatten(1).T).square().mean(1)
+        return -outputs.log_softmax(1).gather(1, y.expand(len(rows), 1, -1))[:, 0]
 
     @torch.no_grad()
     def mix(self, models: Tensor, rows: Tensor, weights: Tensor) -> Tensor:

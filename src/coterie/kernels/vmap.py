@@ -65,4 +65,4 @@ class VmapKernel(Kernel):
         chosen = _named(self.layout.pieces, models[rows])
         per_model = vmap(lambda tensors, part: functional_call(module, tensors, (part,)), in_dims=(0, None))
         outputs = torch.cat([per_model(chosen, part).float() for part in x.split(CHUNK)], dim=1)
-        return torch.stack([self.mean_loss(own, y) for own in outputs])
+        return torch.stack([loss_per_example(self.model.loss, own, y) for own in outputs])

@@ -1,17 +1,25 @@
 """The methods, one file each, and the table of their names."""
 
+from coterie.methods.dfedavgm import DFedAvgM
 from coterie.methods.fedavg import FedAvg
+from coterie.methods.fedcb2o import FedCB2O
 from coterie.methods.fedcbo import FedCBO
 from coterie.methods.ifca import IFCA
 from coterie.methods.local import Local
-from coterie.methods.oracle import Oracle
+from coterie.methods.oracle import Oracle, OracleMax, OracleMin
 from coterie.options import Options
 
 METHODS: dict[str, type[Options]] = {
     "fedcbo": FedCBO,
+    "fedcb2o": FedCB2O,
     "local": Local,
     "fedavg": FedAvg,
     "ifca": IFCA,
+    "dfedavgm": DFedAvgM,
     "oracle": Oracle,
+    "oracle-min": OracleMin,
+    "oracle-max": OracleMax,
 }
-__all__ = ["IFCA", "METHODS", "FedAvg", "FedCBO", "Local", "Oracle"]
+__all__ = [
+    "IFCA", "METHODS", "DFedAvgM", "FedAvg", "FedCB2O", "FedCBO", "Local", "Oracle", "OracleMax", "OracleMin",
+]  # fmt: skip

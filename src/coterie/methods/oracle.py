@@ -1,6 +1,6 @@
-"""The oracle: FedAvg inside the true clusters, which it is told."""
+"""The oracles: FedAvg inside the true clusters, which they are told."""
 
-from typing import Literal
+from typing import ClassVar, Literal
 
 from torch import Tensor
 
@@ -10,12 +10,11 @@ from coterie.core import Ask, Exchanges, Given, Setting, State, Tensors, client_
 from coterie.errors import ConfigError, explain
 from coterie.options import Options
 from coterie.randomness import Moment
+from coterie.robust.attacks import Role
 
 
-class Oracle(Options):
-    """FedAvg inside each true cluster: what knowing the clusters would give."""
-
-    name: Literal["oracle"] = "oracle"
+class _InsideClusters(Options):
+    """FedAvg inside each true cluster."""
 
     def client_memory(self, theta: Tensor, num_clients: int) -> Tensors:
         return {}
@@ -23,7 +22,9 @@ class Oracle(Options):
     def start(self, setting: Setting) -> State:
         if setting.clusters is None:
             allowed = "a scenario whose clusters are known (rotated, label-permuted, disjoint-classes)"
-            raise ConfigError(explain("method.name", "oracle", allowed, "Use another method or scenario."))
+            raise ConfigError(
+                explain("method.name", getattr(self, "name", ""), allowed, "Use another method or scenario.")
+            )
         number_of_clusters = int(setting.clusters.max()) + 1
         return {"centres": setting.initial(0).repeat(number_of_clusters, 1), "group": setting.clusters}
 
@@ -40,3 +41,26 @@ class Oracle(Options):
 
     def serving(self, clients: Clients, memory: Tensors, given: Given) -> Tensor:
         return given["centres"][given["group"][clients.ids]]
+
+
+class Oracle(_InsideClusters):
+    """FedAvg inside each true cluster: what knowing the clusters would give."""
+
+    name: Literal["oracle"] = "oracle"
+
+
+class OracleMin(_InsideClusters):
+    """The oracle in a federation without its attackers, and so without their examples: fedcb2o.txt, section 3.5.
+
+    Differs from the paper: the mean of the whole cluster, which the paper's DFedAvgM in one cluster approaches.
+    """
+
+    name: Literal["oracle-min"] = "oracle-min"
+    attackers: ClassVar[Role] = "absent"
+
+
+class OracleMax(_InsideClusters):
+    """The oracle in a federation whose attackers are honest: the most that could be learned."""
+
+    name: Literal["oracle-max"] = "oracle-max"
+    attackers: ClassVar[Role] = "honest"

@@ -1,0 +1,170 @@
+"""Malicious clients: a fleet around another fleet, in which some clients hold or say what an attack wants.
+
+They answer through the same exchanges as everybody. Where an attack has them do something else, they are asked apart,
+with a task of the attack in place of the method's; what they then say passes the checks of the fleet inside.
+"""
+
+from dataclasses import dataclass, replace
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from coterie.clients import Clients
+from coterie.core import MODELS, NOBODY, Ask, Fleet, Given, Replies, Task, Tensors, client_task
+from coterie.federation import Federation
+from coterie.randomness import Moment, fold
+from coterie.robust.attacks import Attack, Seen
+
+SENT = "attack.sent"  # among the memories: what attackers sent last
+
+
+@dataclass(frozen=True)
+class _Tapped(Clients):
+    """Clients that note where their training began."""
+
+    began: dict[str, Tensor]
+
+    def train(self, theta: Tensor) -> Tensor:
+        self.began["start"] = theta
+        return super().train(theta)
+
+
+@dataclass(frozen=True)
+class Lying:
+    """What malicious clients do in place of a method's task."""
+
+    task: Task
+
+    @client_task
+    def withhold(self, clients: Clients, memory: Tensors, given: Given) -> tuple[Tensors, Tensors]:
+        """The task, but its model is kept back and handed to the other attackers, with where training began."""
+        began: dict[str, Tensor] = {}
+        memory, reply = self.task(_Tapped(**vars(clients), began=began), memory, given)
+        kept_back = {f"honest {name}": reply[name] for name in MODELS & reply.keys()}
+        said = {name: value for name, value in reply.items() if name not in MODELS}
+        return memory, said | kept_back | (began if kept_back else {})
+
+    @client_task
+    def be_overheard(self, clients: Clients, memory: Tensors, given: Given) -> tuple[Tensors, Tensors]:
+        """The task of an honest client that attackers listen to."""
+        memory, reply = self.task(clients, memory, given)
+        return memory, {**reply, "heard": reply["publish"]} if "publish" in reply else reply
+
+    @client_task
+    def average(self, clients: Clients, memory: Tensors, given: Given) -> tuple[Tensors, Tensors]:
+        """In place of judging peers: the mean of them and oneself by examples, fedcb2o.txt, section 3.5."""
+        own, peers = clients.examples[:, None], given.downloaded
+        examples = given["examples"] * peers.delivered
+        share = examples / (examples.sum(1, keepdim=True) + own)
+        kept = memory["theta"] * (1.0 - share.sum(1, keepdim=True))
+        mixed = peers.mix(share, otherwise=torch.zeros_like(kept))
+        return {"theta": kept + mixed}, {}
+
+
+@client_task
+def say(clients: Clients, memory: Tensors, given: Given) -> tuple[Tensors, Tensors]:
+    """Answer what the attack has prepared."""
+    return {}, given.each
+
+
+class AttackedFleet:
+    """A fleet whose malicious clients carry out an attack. With none of them it is the fleet inside."""
+
+    def __init__(self, inside: Fleet, attack: Attack, federation: Federation) -> None:
+        assert federation.malicious is not None
+        self.name = inside.name
+        self.num_clients = inside.num_clients
+        self._inside = inside
+        self._attack = attack
+        self._malicious = federation.malicious
+        self._keys = federation.keys
+        self._examples = federation.train.count
+        everybody = torch.zeros_like(federation.keys)
+        self._cluster = everybody if federation.clusters is None else federation.clusters
+        self._place = self._malicious.cumsum(0) - 1  # of a malicious client among them
+        self._sent: Tensor | None = None
+
+    def memory(self) -> Tensors:
+        sent = {} if self._sent is None else {SENT: self._sent}
+        return {**self._inside.memory(), **sent}
+
+    def restore(self, memory: Tensors) -> None:
+        self._sent = memory.get(SENT)
+        self._inside.restore({name: value for name, value in memory.items() if name != SENT})
+
+    def close(self) -> None:
+        self._inside.close()
+
+    def answer(self, ask: Ask, moment: Moment) -> Replies:
+        """As the fleet inside does, but for the malicious clients."""
+        lying = self._malicious[ask.clients]
+        acts = self._attack.silent or self._attack.crafts or self._attack.collude
+        if not acts or not lying.any():
+            return self._inside.answer(ask, moment)
+        honest = self._of_honest(ask.only(~lying), moment)
+        liars = [] if self._attack.silent else [self._of_liars(ask.only(lying), honest, moment)]
+        unheard = [replace(part, values=_without(part.values, "heard")) for part in honest]
+        return Replies.joined([*unheard, *liars]).in_order_of(ask.clients)
+
+    def _of_honest(self, ask: Ask, moment: Moment) -> list[Replies]:
+        if self._attack.eavesdrops:
+            ask = replace(ask, task=Lying(ask.task).be_overheard)
+        return [self._inside.answer(ask, moment)] if len(ask.clients) else []
+
+    def _of_liars(self, ask: Ask, honest: list[Replies], moment: Moment) -> Replies:
+        if self._attack.collude and ask.peers is not None:
+            examples = self._examples[ask.peers.clamp(min=0)] * (ask.peers != NOBODY)
+            average = replace(ask, task=Lying(ask.task).average, each={"examples": examples})
+            return self._inside.answer(average, moment)
+        task = Lying(ask.task).withhold if self._attack.crafts else ask.task
+        replies = self._inside.answer(replace(ask, task=task), moment)
+        if not len(replies.clients):
+            return replies
+        values = dict(replies.values)
+        if self._attack.collude and "wanted" in values:
+            present = torch.cat([part.clients for part in [*honest, replies]])
+            values["wanted"] = self._accomplices(replies.clients, present, values["wanted"].shape[1], moment)
+        kept_back = {name: values.pop(f"honest {name}") for name in MODELS if f"honest {name}" in values}
+        if not kept_back:
+            return replace(replies, values=values)
+        ((name, own),) = kept_back.items()
+        others = next((part.values["heard" if name == "publish" else name] for part in honest), own[:0])
+        values[name] = self._crafted(replies.clients, own, values.pop("start"), honest, others, moment)
+        said = self._inside.answer(Ask(say, replies.clients, each=values), moment)
+        return replace(said, refused={**replies.refused, **said.refused})
+
+    def _accomplices(self, clients: Tensor, present: Tensor, budget: int, moment: Moment) -> Tensor:
+        """[R, M] ids: other attackers of the own cluster in random order, then its honest clients, then NOBODY."""
+        pairs = fold(fold(moment.key("accomplices"), self._keys[clients])[:, None], self._keys[present])
+        shuffled = pairs.argsort(1)
+        stranger = (self._cluster[clients][:, None] != self._cluster[present]) | (clients[:, None] == present)
+        rank = torch.where(stranger, 2, (~self._malicious[present]).long()).gather(1, shuffled)
+        order = shuffled.gather(1, rank.argsort(dim=1, stable=True))
+        wanted = present[order].masked_fill(rank.sort(1).values == 2, NOBODY)[:, :budget]
+        return F.pad(wanted, (0, budget - wanted.shape[1]), value=NOBODY)
+
+    def _crafted(
+        self, clients: Tensor, own: Tensor, start: Tensor, honest: list[Replies], others: Tensor, moment: Moment
+    ) -> Tensor:
+        """[R, ...]: what these attackers send, cluster by cluster."""
+        keys = fold(moment.key("attack"), self._keys[clients])
+        last = torch.zeros_like(own) if self._sent is None else self._sent[self._place[clients]]
+        heard = self._cluster[honest[0].clients] if honest and self._attack.eavesdrops else None
+        rows, crafted = [], []
+        for cluster in self._cluster[clients].unique():
+            mine = (self._cluster[clients] == cluster).nonzero()[:, 0]
+            theirs = others[:0] if heard is None else others[heard == cluster]
+            rows.append(mine)
+            crafted.append(
+                self._attack.craft(Seen(own[mine], start[mine], theirs, last[mine], keys[mine], moment.round))
+            )
+        sent = torch.cat(crafted)[torch.cat(rows).argsort()]
+        if self._attack.remembers:
+            before = own.new_zeros(int(self._malicious.sum()), own.shape[1]) if self._sent is None else self._sent
+            self._sent = before.index_copy(0, self._place[clients], sent)
+        return sent
+
+
+def _without(values: Tensors, name: str) -> Tensors:
+    return {key: value for key, value in values.items() if key != name}
