@@ -102,6 +102,20 @@ def test_training_with_one_whole_batch_is_one_step_down_the_gradient():
     assert (trained - theta).abs().max() > 1e-2
 
 
+def test_the_step_size_shrinks_by_the_same_factor_after_each_round():
+    data, model = federation(), mlp()
+    theta = starts(model, data)
+    shrinking = Train(epochs=1, batch_size=4, lr=0.2, lr_decay=0.5)
+    for round, lr in enumerate((0.2, 0.1, 0.05)):
+        fixed, moment = shrinking.model_copy(update={"lr": lr, "lr_decay": 1.0}), Moment(0, round)
+        by_decay, by_hand, undecayed = (
+            clients_of(data, choose_kernel("loop", model), options, moment).train(theta)
+            for options in (shrinking, fixed, fixed.model_copy(update={"lr": 0.2}))
+        )
+        assert torch.equal(by_decay, by_hand)
+        assert torch.equal(by_decay, undecayed) == (round == 0)
+
+
 def line(weight: float) -> torch.Tensor:
     return torch.tensor([[weight]])
 

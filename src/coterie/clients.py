@@ -27,6 +27,8 @@ class Train(Options):
     """examples of a step; a last, smaller batch is kept"""
     lr: float = Field(0.1, gt=0, allow_inf_nan=False)
     """step size"""
+    lr_decay: float = Field(1.0, gt=0, le=1)
+    """by how much the step size is multiplied after each round"""
     momentum: float = Field(0.9, ge=0, lt=1)
     """heavy-ball momentum"""
     weight_decay: float = Field(0.0, ge=0, allow_inf_nan=False)
@@ -51,7 +53,7 @@ class ClassLosses:
     @property
     def average(self) -> Tensor:
         """[C, M]: over all examples; infinite where a class has no finite loss."""
-        return torch.einsum("cmk,ck->cm", self.each, self.share).nan_to_num(nan=torch.inf)
+        return torch.einsum("cmk,ck->cm", self.each, self.share).nan_to_num(nan=torch.inf, posinf=torch.inf)
 
 
 @dataclass(frozen=True)
@@ -218,7 +220,8 @@ class Clients:
         From `start` [C, P] into `theta`; nothing large is allocated but the velocity.
         """
         torch.index_select(start, 0, batches.order, out=theta)
-        lr, momentum, decay = self.options.lr, self.options.momentum, self.options.weight_decay
+        momentum, decay = self.options.momentum, self.options.weight_decay
+        lr = self.options.lr * self.options.lr_decay**self.moment.round
         plain = not momentum and not decay
         speed = theta if plain else torch.zeros_like(theta)
         bound = 0

@@ -7,7 +7,7 @@ from torch import nn
 from coterie.errors import ModelError
 from coterie.kernels import BatchedKernel
 from coterie.model import Model
-from coterie.models import CNN, MLP, MODELS, Linear
+from coterie.models import CNN, MLP, MODELS, CifarCNN, Linear
 from tiny import numbers
 
 
@@ -23,6 +23,26 @@ def test_the_papers_network_for_mnist_has_two_layers_of_200_and_10():
     shapes = [tuple(parameter.shape) for parameter in module.parameters()]
     assert shapes == [(200, 784), (200,), (10, 200), (10,)]
     assert sum(math.prod(shape) for shape in shapes) == 159_010
+
+
+def test_the_papers_network_for_emnist_has_six_and_a_half_million_parameters():
+    module = CNN(channels=[32, 64], hidden=2048).build((1, 28, 28), 47)
+    assert sum(parameter.numel() for parameter in module.parameters()) == 6_572_975
+
+
+@pytest.mark.parametrize("shape", [(3, 32, 32), (1, 12, 17)])
+def test_the_network_for_cifar_has_2304_features_before_its_dense_part_and_fits_other_images(shape):
+    module = CifarCNN().build(shape, 5)
+    assert module(numbers(2, *shape)).shape == (2, 5)
+    widths = [part.in_features for part in module.modules() if isinstance(part, nn.Linear)]
+    assert widths[1:] == [384, 192]
+    assert (widths[0] == 2304) == (shape == (3, 32, 32))
+
+
+@pytest.mark.parametrize("shape", [(3, 11, 32), (12,)])
+def test_the_network_for_cifar_refuses_what_it_cannot_pool(shape):
+    with pytest.raises(ModelError, match=r"at least 12 pixels a side; examples are \("):
+        CifarCNN().build(shape, 5)
 
 
 def test_networks_of_linear_layers_are_computed_by_the_batched_kernel():

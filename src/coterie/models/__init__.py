@@ -70,4 +70,26 @@ class CNN(ModelOptions):
         return nn.Sequential(*layers, nn.Flatten(), dense, nn.ReLU(), *ending, nn.Linear(self.hidden, outputs))
 
 
-MODELS: dict[str, type[ModelOptions]] = {"linear": Linear, "mlp": MLP, "cnn": CNN}
+class CifarCNN(ModelOptions):
+    """Two convolutions of 5 x 5 with max-pooling of 3 x 3 by 2 and local response normalisation, then three linear
+    layers with nothing between: the network of IFCA's experiments, as the authors of FedCB²O wrote it down for the
+    CIFAR-10 runs of fedcbo-slides-2024.txt; the dense part has 2304-384-192 inputs on 32 x 32 pixels."""
+
+    name: Literal["cifar-cnn"] = "cifar-cnn"
+
+    def build(self, shape: tuple[int, ...], outputs: int) -> nn.Module:
+        if len(shape) != 3 or min(shape[1:]) < 12:
+            allowed = "images of shape (channels, height, width) of at least 12 pixels a side"
+            raise ModelError(f"model: a cifar-cnn takes {allowed}; examples are {shape}. Use mlp or cnn.")
+
+        def normalise() -> nn.Module:
+            return nn.LocalResponseNorm(9, alpha=0.001, beta=0.75)
+
+        first = [nn.Conv2d(shape[0], 64, 5), nn.ReLU(), nn.MaxPool2d(3, 2), normalise()]
+        second = [nn.Conv2d(64, 64, 5, padding=2), nn.ReLU(), normalise(), nn.MaxPool2d(3, 2)]
+        height, width = (((side - 4 - 1) // 2 - 1) // 2 for side in shape[1:])
+        dense = [nn.Linear(64 * height * width, 384), nn.Linear(384, 192), nn.Linear(192, outputs)]
+        return nn.Sequential(*first, *second, nn.Flatten(), *dense)
+
+
+MODELS: dict[str, type[ModelOptions]] = {"linear": Linear, "mlp": MLP, "cnn": CNN, "cifar-cnn": CifarCNN}
