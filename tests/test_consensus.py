@@ -5,7 +5,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from coterie.consensus import gibbs, mean_by_group
+from coterie.consensus import gibbs, in_quantile, mean_by_group
 
 INF, NAN = math.inf, math.nan
 
@@ -53,3 +53,65 @@ def test_means_of_groups_by_hand():
     otherwise = torch.tensor([[-1.0, -1.0], [-2.0, -2.0], [-3.0, -3.0]])
     means = mean_by_group(models, torch.tensor([0, 0, 2]), torch.tensor([1, 3, 5]), otherwise)
     assert means.tolist() == [[2.5, 3.0], [-2.0, -2.0], [10.0, 10.0]]
+
+
+# The sub-level set of the slides and of fedcb2o.txt (1.4)
+
+
+def chosen(losses: list[float], share: float, slack: float = 0.0) -> list[int]:
+    """The places of those in the quantile set."""
+    return in_quantile(torch.tensor([losses]), share, slack)[0].nonzero()[:, 0].tolist()
+
+
+def test_the_quantile_set_by_hand():
+    """q_beta is the least q with at least a share beta of the losses up to it: of five the first to fifth smallest."""
+    losses = [3.0, 1.0, 5.0, 2.0, 4.0]
+    assert [len(chosen(losses, share)) for share in (0.01, 0.2, 0.21, 0.4, 0.6, 0.99, 1.0)] == [1, 1, 2, 2, 3, 5, 5]
+    assert chosen(losses, 0.2) == [1]
+    assert chosen(losses, 0.6) == [0, 1, 3]
+
+
+def test_slack_lets_in_those_a_little_above_the_quantile():
+    losses = [3.0, 1.0, 5.0, 2.0, 4.0]
+    assert chosen(losses, 0.2, slack=0.99) == [1]
+    assert chosen(losses, 0.2, slack=1.0) == [1, 3]
+    assert chosen(losses, 0.4, slack=1.5) == [0, 1, 3]
+    assert chosen(losses, 0.2, slack=100.0) == [0, 1, 2, 3, 4]
+
+
+def test_those_as_good_as_the_quantile_are_all_in_it():
+    assert chosen([2.0, 1.0, 2.0, 2.0, 7.0], 0.4) == [0, 1, 2, 3]
+    assert chosen([2.0, 2.0], 0.01) == [0, 1]
+
+
+@pytest.mark.parametrize("bad", [NAN, INF, -INF])
+def test_losses_that_are_not_finite_are_out_and_not_counted(bad):
+    """Half of the four others are two; of all six they would be three."""
+    losses = [bad, 4.0, 1.0, bad, 3.0, 2.0]
+    assert chosen(losses, 0.5) == [2, 5]
+    assert chosen(losses, 1.0, slack=100.0) == [1, 2, 4, 5]
+    assert chosen([9.0 if loss == bad or loss != loss else loss for loss in losses], 0.5) == [2, 4, 5]
+    assert chosen([bad, bad], 0.5, slack=100.0) == []
+
+
+def test_every_row_has_its_own_quantile():
+    losses = torch.tensor([[1.0, 2.0, 3.0, 4.0], [40.0, NAN, 20.0, 10.0]])
+    assert in_quantile(losses, 0.5).tolist() == [[True, True, False, False], [False, False, True, True]]
+
+
+@given(st.integers(1, 200), st.integers(1, 200))
+def test_the_number_in_the_set_does_not_suffer_from_rounding(number, part):
+    """ceil(beta M): 15 of 0.6 * 25, which float32 makes 15.000001."""
+    part = min(part, number)
+    assert len(chosen([float(loss) for loss in range(number)], part / number)) == part
+    assert len(chosen([float(loss) for loss in range(25)], 0.6)) == 15
+
+
+@given(st.lists(st.floats(0, 100, width=32), min_size=1, max_size=8), st.floats(0.01, 1), st.floats(0, 10))
+def test_the_set_holds_the_best_and_grows_with_share_and_slack(losses, share, slack):
+    inside = set(chosen(losses, share))
+    assert len(inside) >= share * len(losses) - 1e-6
+    assert max(losses[place] for place in inside) < min(
+        [INF, *(losses[i] for i in range(len(losses)) if i not in inside)]
+    )
+    assert inside <= set(chosen(losses, share, slack)) <= set(chosen(losses, 1.0)) == set(range(len(losses)))

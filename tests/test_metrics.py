@@ -9,6 +9,7 @@ from coterie.core import NOBODY
 from coterie.metrics import (
     adjusted_rand,
     best_selection_rate,
+    exposure,
     found_clusters,
     links_from_groups,
     links_from_peers,
@@ -96,3 +97,47 @@ def test_agreement_of_clusters_ignores_their_names():
 def test_the_spread_leaves_out_those_not_measured():
     assert spread(torch.tensor([1.0, math.nan, 3.0])) == {"mean": 2.0, "std": 1.0, "min": 1.0, "max": 3.0}
     assert spread(torch.tensor([math.nan, math.inf])) is None
+
+
+# To whom honest clients are exposed: clients 0 to 2 are one cluster and 3 to 5 another, 2 and 5 malicious
+
+BAD, HALVES = torch.tensor([False, False, True, False, False, True]), torch.tensor([0, 0, 0, 1, 1, 1])
+
+
+def test_exposure_by_hand():
+    """Client 0 gives shares 1/2, 1/4, 1/4 and client 4 gives 3/4, 1/4; the malicious client 2 does not count."""
+    clients, peers = torch.tensor([0, 2, 4]), torch.tensor([[1, 2, 5], [5, 1, 0], [3, 0, NOBODY]])
+    amount = torch.tensor([[2.0, 1.0, 1.0], [1.0, 0.0, 0.0], [0.3, 0.1, 0.0]])
+    shares = {"own_honest": (1 / 2 + 3 / 4) / 2, "own_malicious": (1 / 4 + 0) / 2}
+    shares |= {"other_honest": (0 + 1 / 4) / 2, "other_malicious": (1 / 4 + 0) / 2}
+    assert exposure(clients, peers, amount, BAD, HALVES) == pytest.approx(shares)
+    honest = exposure(clients, peers, amount, torch.zeros(6).bool(), HALVES)
+    assert honest == pytest.approx({
+        "own_honest": (3 / 4 + 0 + 3 / 4) / 3, "own_malicious": 0.0, "other_honest": (1 / 4 + 1 + 1 / 4) / 3,
+        "other_malicious": 0.0,
+    })  # fmt: skip
+
+
+def test_without_clusters_all_are_of_ones_own():
+    found = exposure(torch.tensor([0]), torch.tensor([[1, 5]]), torch.tensor([[3.0, 1.0]]), BAD, None)
+    assert found == {"own_honest": 0.75, "own_malicious": 0.25, "other_honest": 0.0, "other_malicious": 0.0}
+
+
+def test_who_gives_nobody_anything_does_not_count_and_if_all_do_there_is_no_exposure():
+    peers, amount = torch.tensor([[1, NOBODY], [4, 5]]), torch.tensor([[0.0, 0.0], [1.0, 3.0]])
+    assert exposure(torch.tensor([0, 3]), peers, amount, BAD, HALVES) == {
+        "own_honest": 0.25, "own_malicious": 0.75, "other_honest": 0.0, "other_malicious": 0.0,
+    }  # fmt: skip
+    assert exposure(torch.tensor([0, 3]), peers, torch.zeros(2, 2), BAD, HALVES) is None
+    assert exposure(torch.tensor([2, 5]), peers, amount, BAD, HALVES) is None
+
+
+@given(st.lists(st.lists(st.floats(0.01, 9), min_size=5, max_size=5), min_size=1, max_size=6), st.floats(0.1, 10))
+def test_the_shares_of_an_exposure_sum_to_one_whatever_the_amounts(amounts, scale):
+    clients = torch.arange(len(amounts))
+    peers = torch.tensor([[peer for peer in range(6) if peer != client] for client in clients.tolist()])
+    amount = torch.tensor(amounts)
+    found = exposure(clients, peers, amount, BAD, HALVES)
+    assert sum(found.values()) == pytest.approx(1.0, abs=1e-5)
+    assert exposure(clients, peers, scale * amount, BAD, HALVES) == pytest.approx(found, abs=1e-5)
+    assert min(found.values()) > 0.0

@@ -220,3 +220,34 @@ def test_who_is_silent_or_useless_counts_as_met_and_is_not_asked_first_again():
     assert (learned[0, :4] > 0).all()
     assert (learned[0, :4] < 1e-29).all()
     assert learned[0, 4] == 0.0
+
+
+@pytest.mark.parametrize("memory", [0.5, 0.999, 1.0])
+def test_whoever_was_met_and_becomes_useless_is_still_known(memory):
+    """0.7 + 1 (1e-30 - 0.7) is 0 in float32, and would be asked first for ever."""
+    likely = ByLikelihood(2.0, memory)
+    liking = torch.tensor([[0.7, 0.0, LEAST, 0.4]])
+    for _ in range(3):
+        liking = likely.learn(liking, *met([1.0], [[1e6, 1e6, 1e6, 0.0]], [[0, NOBODY, 2, NOBODY]]))
+    assert (liking[0, [0, 2]] > 0).all()
+    assert liking[0].tolist() == pytest.approx([0.7 * (1 - memory) ** 3, 0.0, 0.0, 0.4])
+    assert liking[0, 1] == 0.0  # never met
+    assert likely.choose(some(federation([2] * 4), ids=torch.tensor([3])), liking, torch.arange(4), 3).tolist() == [
+        [1, NOBODY, NOBODY]
+    ]
+
+
+def test_with_zeta_one_only_the_newest_meeting_counts():
+    learned = ByLikelihood(3.0, 1.0).learn(torch.tensor([[0.9, 0.1]]), *met([1.0], [[0.5, 0.25]], [[1, 0]]))
+    assert learned[0].tolist() == pytest.approx([exp(-0.75), exp(-1.5)])
+
+
+def test_a_peer_first_met_in_the_place_where_nobody_stands_keeps_what_is_its_own():
+    """NOBODY stands at place 0 of the table in `learn`; client 0 must not feel it."""
+    learned = LIKELY.learn(torch.tensor([[0.3, 0.0]]), *met([1.0], [[0.5, 0.1]], [[1, NOBODY]]))
+    assert learned[0].tolist() == pytest.approx([0.3, 0.5 * exp(-1.0)])
+
+
+def test_losses_too_large_for_the_exponential_keep_their_order_in_the_draw_only_down_to_the_least():
+    learned = LIKELY.learn(torch.zeros(1, 3), *met([1.0], [[30.0, 34.0, 1000.0]], [[0, 1, 2]]))
+    assert learned[0].tolist() == pytest.approx([0.5 * exp(-60.0), 0.5 * exp(-68.0), 0.5 * LEAST], abs=1e-33)

@@ -24,7 +24,8 @@ def in_quantile(losses: Tensor, share: float, slack: float = 0.0) -> Tensor:
     """
     finite = torch.isfinite(losses)
     ordered = torch.where(finite, losses, torch.inf).sort(dim=-1).values
-    place = (share * finite.sum(-1, keepdim=True)).ceil().long().clamp(min=1) - 1
+    rank = (share * finite.sum(-1, keepdim=True).double() - 1e-9).ceil()  # 15 of 0.6 * 25 in spite of rounding
+    place = rank.long().clamp(min=1) - 1
     return finite & (losses <= ordered.gather(-1, place) + slack)
 
 

@@ -109,7 +109,8 @@ class ByLikelihood:
         """
         reward = torch.exp(-self.sharpness * losses).nan_to_num(nan=0.0, posinf=0.0).clamp(min=LEAST)
         known = liking.gather(1, peers.asked.clamp(min=0))
-        return _added(liking, peers.asked, self.memory * (reward - known))
+        learned = _added(liking, peers.asked, self.memory * (reward - known))
+        return torch.where(liking > 0, learned.clamp(min=LEAST), learned)  # with zeta = 1 rounding would make it 0
 
 
 def _added(liking: Tensor, peers: Tensor, change: Tensor) -> Tensor:

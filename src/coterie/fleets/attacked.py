@@ -38,12 +38,14 @@ class Lying:
 
     @client_task
     def withhold(self, clients: Clients, memory: Tensors, given: Given) -> tuple[Tensors, Tensors]:
-        """The task, but its model is kept back and handed to the other attackers, with where training began."""
+        """The task, but its model is kept back and handed to the other attackers, with where training began: in a task
+        without training, at the model itself."""
         began: dict[str, Tensor] = {}
         memory, reply = self.task(_Tapped(**vars(clients), began=began), memory, given)
-        kept_back = {f"honest {name}": reply[name] for name in MODELS & reply.keys()}
         said = {name: value for name, value in reply.items() if name not in MODELS}
-        return memory, said | kept_back | (began if kept_back else {})
+        for name in MODELS & reply.keys():
+            said |= {f"honest {name}": reply[name], "start": began.get("start", reply[name])}
+        return memory, said
 
     @client_task
     def be_overheard(self, clients: Clients, memory: Tensors, given: Given) -> tuple[Tensors, Tensors]:
@@ -129,10 +131,17 @@ class AttackedFleet:
         if not kept_back:
             return replace(replies, values=values)
         ((name, own),) = kept_back.items()
-        others = next((part.values["heard" if name == "publish" else name] for part in honest), own[:0])
-        values[name] = self._crafted(replies.clients, own, values.pop("start"), honest, others, moment)
+        heard = self._overheard(honest, "heard" if name == "publish" else name)
+        values[name] = self._crafted(replies.clients, own, values.pop("start"), heard, moment)
         said = self._inside.answer(Ask(say, replies.clients, each=values), moment)
         return replace(said, refused={**replies.refused, **said.refused})
+
+    def _overheard(self, honest: list[Replies], name: str) -> tuple[Tensor, Tensor] | None:
+        """What honest clients sent [B, P] and their clusters [B], if the attack eavesdrops on any."""
+        if not honest or not self._attack.eavesdrops:
+            return None
+        (replies,) = honest
+        return replies.values[name], self._cluster[replies.clients]
 
     def _accomplices(self, clients: Tensor, present: Tensor, budget: int, moment: Moment) -> Tensor:
         """[R, M] ids: other attackers of the own cluster in random order, then its honest clients, then NOBODY."""
@@ -145,20 +154,18 @@ class AttackedFleet:
         return F.pad(wanted, (0, budget - wanted.shape[1]), value=NOBODY)
 
     def _crafted(
-        self, clients: Tensor, own: Tensor, start: Tensor, honest: list[Replies], others: Tensor, moment: Moment
+        self, clients: Tensor, own: Tensor, start: Tensor, heard: tuple[Tensor, Tensor] | None, moment: Moment
     ) -> Tensor:
         """[R, ...]: what these attackers send, cluster by cluster."""
         keys = fold(moment.key("attack"), self._keys[clients])
         last = torch.zeros_like(own) if self._sent is None else self._sent[self._place[clients]]
-        heard = self._cluster[honest[0].clients] if honest and self._attack.eavesdrops else None
+        others, of_cluster = heard or (own[:0], self._cluster[:0])
         rows, crafted = [], []
         for cluster in self._cluster[clients].unique():
             mine = (self._cluster[clients] == cluster).nonzero()[:, 0]
-            theirs = others[:0] if heard is None else others[heard == cluster]
+            seen = Seen(own[mine], start[mine], others[of_cluster == cluster], last[mine], keys[mine], moment.round)
             rows.append(mine)
-            crafted.append(
-                self._attack.craft(Seen(own[mine], start[mine], theirs, last[mine], keys[mine], moment.round))
-            )
+            crafted.append(self._attack.craft(seen))
         sent = torch.cat(crafted)[torch.cat(rows).argsort()]
         if self._attack.remembers:
             before = own.new_zeros(int(self._malicious.sum()), own.shape[1]) if self._sent is None else self._sent

@@ -67,6 +67,7 @@ class DFedAvgM(Defended):
         trained = yield Ask(self.local_update, cohort)
         everybody = neighbours(self.graph, int(state["clients"]), self.degree, moment.seed)
         peers = everybody[trained.clients]
+        peers = peers.where(torch.isin(peers, cohort), NOBODY)  # who takes no part is not asked
         examples = torch.zeros(len(everybody), dtype=torch.int64).index_copy(0, trained.clients, trained["examples"])
         yield Ask(self.average, trained.clients, each={"examples": examples[peers.clamp(min=0)]}, peers=peers)
         return state

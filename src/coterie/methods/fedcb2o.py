@@ -4,6 +4,7 @@ from typing import Literal
 
 import torch
 from pydantic import Field, field_validator
+from pydantic_core import PydanticCustomError
 from torch import Tensor
 
 from coterie.clients import Clients, Peers
@@ -42,7 +43,7 @@ class FedCB2O(MeetsPeers):
     @classmethod
     def _refuse_unknown(cls, criterion: str) -> str:
         if criterion not in CRITERIA:
-            raise ValueError(f"one of {', '.join(CRITERIA)}")
+            raise PydanticCustomError("unknown_criterion", "one of {names}", {"names": ", ".join(CRITERIA)})
         return criterion
 
     @client_task

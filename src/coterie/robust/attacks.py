@@ -31,7 +31,7 @@ class Seen:
     own: Tensor  # [A, P] their honest models
     start: Tensor  # [A, P] where their training began
     others: Tensor  # [B, P] what honest clients of their cluster send, if the attack eavesdrops, else nobody's
-    sent: Tensor  # [A, P] what they sent last, zeros at first
+    sent: Tensor  # [A, P] what they sent last, zeros where they have sent nothing yet
     keys: Tensor  # [A] for draws, one for each attacker and round
     round: int
 
@@ -123,17 +123,20 @@ class _Relabels(Attack):
 
     @abstractmethod
     def changed(self, x: Tensor, y: Tensor, seed: int, key: int) -> tuple[Tensor, Tensor]:
-        """The examples of one malicious client as it trains on them."""
+        """The examples of one malicious client as it trains on them: as many, or fewer."""
 
     def poison(self, federation: Federation, seed: int) -> Federation:
         assert federation.malicious is not None
         keys, rows = federation.keys.tolist(), federation.malicious.nonzero()[:, 0].tolist()
 
         def poisoned(examples: Examples) -> Examples:
-            x, y = examples.x.clone(), examples.y.clone()
+            x, y, count = examples.x.clone(), examples.y.clone(), examples.count.clone()
             for row in rows:
-                x[row], y[row] = self.changed(x[row], y[row], seed, keys[row])
-            return replace(examples, x=x, y=y)
+                own = slice(int(count[row]))  # padding is nobody's example
+                seen, called = self.changed(x[row, own], y[row, own], seed, keys[row])
+                count[row] = len(called)
+                x[row, : len(called)], y[row, : len(called)] = seen, called
+            return Examples(x, y, count)
 
         judged = None if federation.validation is None else poisoned(federation.validation)
         return replace(federation, train=poisoned(federation.train), validation=judged)
@@ -154,11 +157,20 @@ class LabelFlip(_Relabels):
     """the label that is flipped"""
     flipped: float = Field(1.0, gt=0, le=1)
     """share of an attacker's examples of that class that are flipped"""
+    removed: bool = False
+    """they are left out instead: nobody lies, but what attackers hold is as lopsided"""
 
     def changed(self, x: Tensor, y: Tensor, seed: int, key: int) -> tuple[Tensor, Tensor]:
         members = (y == self.source).nonzero()[:, 0]
         flipped = members[shuffled(len(members), seed, "label flip", key)[: round(self.flipped * len(members))]]
-        return x, y.index_fill(0, flipped, self.target)
+        if not self.removed:
+            return x, y.index_fill(0, flipped, self.target)
+        kept = torch.ones_like(y, dtype=torch.bool).index_fill(0, flipped, value=False)
+        if not kept.any():
+            raise ConfigError(
+                explain("attack.removed", "a client with no other examples", "clients with some of another class")
+            )
+        return x[kept], y[kept]
 
     def targets(self, federation: Federation) -> tuple[Targeted, ...]:
         self._check_label(federation, "source", self.source)
@@ -185,7 +197,7 @@ class Backdoor(_Relabels):
     def stamp(self, x: Tensor) -> Tensor:
         """The examples [n, ...] with the trigger on."""
         if self.kind == "blended":
-            noise = normal(torch.tensor(0), x[0].numel()).reshape(x.shape[1:]).mul_(0.25).add_(0.5).clamp_(0, 1)
+            noise = normal(torch.tensor(0), x.shape[1:].numel()).reshape(x.shape[1:]).mul_(0.25).add_(0.5).clamp_(0, 1)
             return torch.lerp(x, noise.to(x.device), self.blend)
         stamped = x.clone()
         corner = stamped[..., -self.size :, -self.size :] if x.dim() > 2 else stamped[:, -self.size :]
@@ -199,7 +211,7 @@ class Backdoor(_Relabels):
     def targets(self, federation: Federation) -> tuple[Targeted, ...]:
         self._check_label(federation, "target", self.target)
         others = [(x[y != self.target], y[y != self.target]) for x, y in federation.tests]
-        return tuple(Targeted(self.stamp(x) if len(x) else x, y, self.target) for x, y in others)
+        return tuple(Targeted(self.stamp(x), y, self.target) for x, y in others)
 
 
 class RandomModels(Attack):
@@ -328,7 +340,9 @@ class Stale(Attack):
     remembers: ClassVar[bool] = True
 
     def craft(self, seen: Seen) -> Tensor:
-        return seen.own if seen.round % self.age == 0 else seen.sent
+        if seen.round % self.age == 0:
+            return seen.own
+        return torch.where(seen.sent.any(1, keepdim=True), seen.sent, seen.own)
 
 
 class NonFinite(Attack):

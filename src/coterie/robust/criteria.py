@@ -27,9 +27,10 @@ def max_class_gap(peers: ClassLosses, own: ClassLosses) -> Tensor:
 def class_entropy(peers: ClassLosses, own: ClassLosses) -> Tensor:
     """G = -sum_c w_c log(L_c / L), fedcbo-slides-2024.txt, part 2: small where the loss is spread evenly over classes.
 
-    Classes without examples have w_c = 0. A class loss of 0 counts as a millionth of the mean loss.
+    Classes without examples have w_c = 0. A class loss of 0 counts as a millionth of the mean loss; if all are 0, they
+    are spread evenly.
     """
-    ratio = peers.each / peers.average[..., None].clamp(min=1e-30)
+    ratio = peers.each.clamp(min=1e-30) / peers.average[..., None].clamp(min=1e-30)
     return -(peers.share[:, None] * ratio.clamp(min=1e-6).log()).sum(-1)
 
 

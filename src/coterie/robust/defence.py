@@ -40,4 +40,4 @@ class Defended(Options):
 
 def middle(judgements: Tensor) -> Tensor:
     """[K]: the median of what several judges say [J, K], so that a minority of liars decides nothing."""
-    return judgements.nan_to_num(nan=torch.inf).quantile(0.5, dim=0, interpolation="higher")
+    return judgements.nan_to_num(nan=torch.inf, posinf=torch.inf).quantile(0.5, dim=0, interpolation="higher")
