@@ -116,7 +116,7 @@ def test_a_mistyped_command_line_is_answered_with_the_nearest(file: Path, argume
         (["scenarios", "rotate"], 'Did you mean "rotated"?'),
         (["data", "fetch", "mnits"], 'Did you mean "mnist"?'),
         (["run", "small.toml", "--seed", "-1"], "seed: got -1"),
-        (["compare", "small.toml", "--seeds", "0,a", "--out", "out"], "--seeds: got 'a'"),
+        (["compare", "small.toml", "--seeds", "0,a", "--out", "out"], "--seeds: got '0,a'"),
         (["compare", "small.toml", "--seeds", "-1", "--out", "out"], "seed: got -1"),
         (["compare", "small.toml", "--methods", "fedcb", "--out", "out"], 'Did you mean "fedcbo"?'),
         (["compare", "small.toml", "--methods", "local,local", "--out", "out"], "twice"),

@@ -14,6 +14,7 @@ from coterie.data import SCENARIOS, SOURCES
 from coterie.methods import METHODS
 from coterie.models import MODELS
 from coterie.options import Options
+from coterie.robust.attacks import ATTACKS
 from program import SCRIPT, SMALL, coterie, file, toml
 
 __all__ = ["file"]  # a fixture
@@ -22,7 +23,19 @@ DEMO = Path(__file__).parents[1] / "src" / "coterie" / "demo.toml"
 
 def test_the_installed_program_offers_its_commands() -> None:
     ended = subprocess.run([SCRIPT, "--help"], capture_output=True, text=True, check=True)
-    for command in ("run", "compare", "demo", "methods", "scenarios", "models", "settings", "data", "doctor"):
+    for command in (
+        "run",
+        "compare",
+        "attack",
+        "demo",
+        "methods",
+        "attacks",
+        "scenarios",
+        "models",
+        "settings",
+        "data",
+        "doctor",
+    ):
         assert command in ended.stdout
     assert ended.stderr == ""
 
@@ -38,7 +51,7 @@ def test_help_does_not_wait_for_torch(arguments: list[str]) -> None:
     assert ended.stdout.endswith("heavy: set()")
 
 
-@pytest.mark.parametrize("command", ["run", "compare", "demo", "methods", "data"])
+@pytest.mark.parametrize("command", ["run", "compare", "attack", "demo", "methods", "data"])
 @pytest.mark.parametrize("width", ["80", "160"])
 def test_help_fits_the_screen(monkeypatch: pytest.MonkeyPatch, command: str, width: str) -> None:
     monkeypatch.setenv("COLUMNS", width)
@@ -48,7 +61,7 @@ def test_help_fits_the_screen(monkeypatch: pytest.MonkeyPatch, command: str, wid
     assert "…" not in ended.out
 
 
-@pytest.mark.parametrize("command", ["run", "compare"])
+@pytest.mark.parametrize("command", ["run", "compare", "attack"])
 def test_help_has_an_example(monkeypatch: pytest.MonkeyPatch, command: str) -> None:
     monkeypatch.setenv("COLUMNS", "160")
     printed = coterie(command, "--help").out
@@ -61,6 +74,7 @@ def test_help_has_an_example(monkeypatch: pytest.MonkeyPatch, command: str) -> N
     ("command", "kinds"),
     [
         ("methods", METHODS),
+        ("attacks", ATTACKS),
         ("scenarios", SCENARIOS),
         ("models", MODELS),
         ("settings", {"at the top of the file": Config, "[train]": Train}),
@@ -77,7 +91,7 @@ def test_every_option_is_listed_with_its_default(
         assert name in lines
         section = lines[lines.index(name) :]
         for key, option in kind.model_fields.items():
-            if key in ("name", "scenario", "model", "train", "method", "compare"):
+            if key in ("name", "scenario", "model", "train", "method", "attack", "compare"):
                 continue
             row = next(line.split(maxsplit=1) for line in section if line.split()[:1] == [key])
             default = option.get_default(call_default_factory=True)
@@ -165,3 +179,21 @@ def test_the_demo_compares_all_methods(tmp_path: Path) -> None:
     assert ended.code == 0
     assert all(f"│ {method} " in ended.out for method in plan["methods"])
     assert {"local", "fedavg", "fedcbo"} <= set(plan["methods"])
+
+
+def test_methods_and_attacks_make_two_matrices(file: Path) -> None:
+    attacked = {"attack": {"name": "label-flip", "source": 0, "target": 1, "malicious_per_cluster": 1}}
+    file.write_text(toml(SMALL | {"rounds": 1} | attacked))
+    options = ["--methods", "local,fedavg", "--attacks", "none,label-flip,silent", "--out", "out"]
+    ended = coterie("attack", file, *options)
+    assert ended.code == 0
+    rows = [line.split("│")[1].strip() for line in ended.out.splitlines() if line.startswith("│")]
+    assert rows == ["none", "label-flip", "silent", "label-flip"]  # accuracy of all, success where there is an aim
+    page = Path("out/report.html").read_text()
+    assert "a row is an attack, a column a method" in page
+
+
+def test_all_attacks_are_run_where_none_are_named(file: Path) -> None:
+    few = ["--set", "rounds=1", "--set", "attack.name=none", "--set", "attack.malicious_per_cluster=1"]
+    assert coterie("attack", file, "--methods", "local", *few, "--out", "out").code == 0
+    assert {path.name for path in Path("out").iterdir() if path.is_dir()} == {f"local-{name}-seed0" for name in ATTACKS}

@@ -224,9 +224,16 @@ def test_a_regression_has_a_loss_and_no_accuracy(tmp_path: Path) -> None:
 # Comparisons
 
 
-def compared(folder: Path, methods: list[Any], seeds: tuple[int, ...] = (0,), **changes: Any) -> coterie.Comparison:
+def compared(
+    folder: Path,
+    methods: list[Any],
+    seeds: tuple[int, ...] = (0,),
+    attacks: list[Any] | None = None,
+    **changes: Any,
+) -> coterie.Comparison:
     tables = SMALL | {"rounds": 1, **changes}
-    return coterie.compare(tables, methods=methods, seeds=seeds, out=folder / "all", display=Listener())
+    out = folder / "all"
+    return coterie.compare(tables, methods=methods, attacks=attacks, seeds=seeds, out=out, display=Listener())
 
 
 def test_a_row_is_the_mean_and_the_sample_deviation_over_seeds(tmp_path: Path) -> None:
@@ -302,3 +309,46 @@ def test_a_comparison_on_own_data(tmp_path: Path) -> None:
         model=nn.Linear(4, 2), out=tmp_path / "all", display=Listener(),
     )  # fmt: skip
     assert [row["method"] for row in comparison.rows()] == ["local", "fedavg"]
+
+
+# attacks
+
+ATTACKED: dict[str, Any] = {
+    "scenario": SMALL["scenario"] | {"clients": 8, "validation": 0.25},
+    "attack": {"name": "label-flip", "source": 0, "target": 1, "malicious_per_cluster": 1, "malicious_examples": 40},
+}
+
+
+def test_an_attacked_run_says_who_attacked_and_what_was_achieved(tmp_path: Path) -> None:
+    run = ran(tmp_path, **ATTACKED)
+    attack, per_client = run.summary["attack"], run.folder.clients()
+    assert per_client is not None
+    assert attack["malicious"] == [3, 7]
+    assert [one["client"] for one in per_client if one["malicious"]] == [3, 7]
+    assert [one["examples"] for one in per_client] == [15, 15, 15, 40, 15, 15, 15, 40]
+    assert {len(values) for values in attack["per_client"].values()} == {8}
+    for name in ("source_accuracy", "success_rate"):
+        measured = [value for value in attack["per_client"][name] if value is not None]
+        assert len(measured) == 6  # attackers are not measured
+        assert attack[name] == pytest.approx(statistics.fmean(measured), abs=1e-6)
+    assert run.summary["accuracy"]["per_client"][3] is None
+    for what in ("selected", "weight"):
+        shares = attack[what]
+        assert sum(shares.values()) == pytest.approx(1.0, abs=1e-5)
+        assert attack[f"{what}_malicious"] == pytest.approx(shares["own_malicious"] + shares["other_malicious"])
+    assert ran(tmp_path, "peaceful").summary["attack"] is None
+
+
+def test_each_method_meets_each_attack_with_as_many_attackers(tmp_path: Path) -> None:
+    attacks = ["none", {"name": "scaling", "factor": 3.0}]
+    comparison = compared(tmp_path, ["local", "fedcbo"], attacks=attacks, **ATTACKED)
+    assert [(row["method"], row["attack"]) for row in comparison.rows()] == [
+        ("local", "none"), ("local", "scaling"), ("fedcbo", "none"), ("fedcbo", "scaling"),
+    ]  # fmt: skip
+    kept = [run.folder.config["attack"] for run in comparison.runs]
+    assert [(one["name"], one["malicious_per_cluster"]) for one in kept] == [("none", 1), ("scaling", 1)] * 2
+    assert kept[1]["factor"] == 3.0
+    alone, attacked = (comparison.rows()[place]["accuracy"] for place in (0, 1))
+    assert alone == attacked  # nobody listens to anybody
+    calm, scaled = (comparison.rows()[place]["loss"] for place in (2, 3))
+    assert calm != scaled

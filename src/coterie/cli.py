@@ -1,7 +1,7 @@
 """The program: `coterie run`, `compare`, `demo`, and what there is to choose from."""
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -33,6 +33,8 @@ Set = Annotated[
     list[str], typer.Option("--set", metavar="KEY=VALUE", help="put a value over the file's: method.alpha=20")
 ]
 Out = Annotated[Path | None, typer.Option(help="folder for the results; default: a new one below runs/")]
+Methods = Annotated[str, typer.Option(help="names with commas between, put over the file's")]
+Seeds = Annotated[str, typer.Option(help="numbers with commas between, put over the file's")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="only plain lines at the beginning and the end")]
 
 
@@ -64,8 +66,8 @@ def compare(
     file: File,
     set: Set = [],  # noqa: B006
     out: Out = None,
-    methods: Annotated[str, typer.Option(help="names with commas between, put over the file's")] = "",
-    seeds: Annotated[str, typer.Option(help="numbers with commas between, put over the file's")] = "",
+    methods: Methods = "",
+    seeds: Seeds = "",
     quiet: Quiet = False,
 ) -> None:
     """Run several methods and seeds, and put them in one table. What --out holds already is kept and continued.
@@ -76,8 +78,39 @@ def compare(
 
     result = comparison.compare(
         _tables(file, set),
-        methods=[name.strip() for name in methods.split(",") if name.strip()] or None,
-        seeds=[_whole_number(seed) for seed in seeds.split(",") if seed.strip()] or None,
+        methods=_names(methods),
+        seeds=_numbers(seeds),
+        out=out,
+        display=display.default_display(quiet),
+    )
+    _show_comparison(result)
+
+
+@app.command()
+def attack(
+    file: File,
+    set: Set = [],  # noqa: B006
+    out: Out = None,
+    methods: Methods = "",
+    attacks: Annotated[str, typer.Option(help="names with commas between, put over the file's; default: all")] = "",
+    seeds: Seeds = "",
+    quiet: Quiet = False,
+) -> None:
+    """Run several methods under several attacks, and put them in one table and one heat map. Every attack has as many
+    malicious clients as the file's [attack] says. What --out holds already is kept and continued.
+
+    Example: `coterie attack experiments/fedcb2o/attacks-quick.toml --attacks none,label-flip,sign-flip`
+    """
+    from coterie import comparison, config, display
+    from coterie.robust.attacks import ATTACKS
+
+    tables = _tables(file, set)
+    plan = config.parse(tables).compare
+    result = comparison.compare(
+        tables,
+        methods=_names(methods),
+        attacks=_names(attacks) or (plan.attacks if plan else None) or list(ATTACKS),
+        seeds=_numbers(seeds),
         out=out,
         display=display.default_display(quiet),
     )
@@ -103,6 +136,14 @@ def methods(name: Annotated[str, typer.Argument(help="only this one")] = "") -> 
     _list_options(METHODS, "method", name)
 
 
+@app.command("attacks")
+def list_attacks(name: Annotated[str, typer.Argument(help="only this one")] = "") -> None:
+    """The attacks of malicious clients, with each option's meaning and default."""
+    from coterie.robust.attacks import ATTACKS
+
+    _list_options(ATTACKS, "attack", name)
+
+
 @app.command()
 def scenarios(name: Annotated[str, typer.Argument(help="only this one")] = "") -> None:
     """The scenarios (who holds what), with each option's meaning and default."""
@@ -121,11 +162,13 @@ def models(name: Annotated[str, typer.Argument(help="only this one")] = "") -> N
 
 @app.command()
 def settings() -> None:
-    """The keys of a file outside its [scenario], [model] and [method] tables."""
+    """The keys of a file outside its [scenario], [model], [method] and [attack] tables."""
     from coterie.clients import Train
     from coterie.config import Compare, Config
 
-    _print_options("at the top of the file", Config, leave_out={"scenario", "model", "train", "method", "compare"})
+    _print_options(
+        "at the top of the file", Config, leave_out={"scenario", "model", "train", "method", "attack", "compare"}
+    )
     _print_options("\\[train]", Train)
     _print_options("\\[compare]", Compare)
 
@@ -186,9 +229,14 @@ def _tables(file: Path, settings: list[str]) -> dict[str, Any]:
     return tables
 
 
-def _whole_number(text: str) -> int:
+def _names(text: str) -> list[str] | None:
+    """What stands between commas, or None if nothing does."""
+    return [name.strip() for name in text.split(",") if name.strip()] or None
+
+
+def _numbers(text: str) -> list[int] | None:
     try:
-        return int(text)
+        return [int(name) for name in _names(text) or []] or None
     except ValueError:
         raise CoterieError(explain("--seeds", text, "whole numbers with commas between, such as 0,1,2")) from None
 
@@ -203,6 +251,12 @@ def _show_run(result: "Run") -> None:
         )
         rows["test accuracy"] = f"{_percent(figures['mean'])} % ({spread})"
     rows["test loss"] = _number(summary["loss"])
+    if attack := summary["attack"]:
+        success = f", success {_percent(attack['success_rate'])} %" if attack["success_rate"] is not None else ""
+        weight = attack["weight_malicious"]
+        rows["attack"] = f"{attack['label']}{success}" + (
+            f", malicious weight {_percent(weight)} %" if weight is not None else ""
+        )
     rows["own-cluster selection"] = f"{_percent(summary['selection_rate'])} %"
     rows["clusters found"] = f"adjusted Rand {_number(summary['clusters']['adjusted_rand'])}"
     if summary["refused"]:
@@ -216,28 +270,61 @@ def _show_run(result: "Run") -> None:
 
 
 def _show_comparison(comparison: "Comparison") -> None:
-    table = Table("method", "seeds", "accuracy %", "loss", "own cluster %", "Rand", "seconds")
-    for row in comparison.rows():
-        cells = [row["method"], str(row["seeds"])]
-        cells += [
-            _with_deviation(row, "accuracy", 100),
-            _with_deviation(row, "loss"),
-            _with_deviation(row, "selection_rate", 100),
-        ]
-        table.add_row(*cells, _with_deviation(row, "adjusted_rand"), _number(row["seconds"]))
+    rows = comparison.rows()
     if comparison.runs:
         console = Console()
-        console.print(table)
+        for table in _matrices(rows) if len({row["attack"] for row in rows}) > 1 else [_table_of(rows)]:
+            console.print(table)
         console.print(f"report: {comparison.path / 'report.html'}", soft_wrap=True, highlight=False)
     if not comparison.completed:
         raise typer.Exit(INTERRUPTED)
 
 
-def _with_deviation(row: Mapping[str, Any], name: str, times: float = 1.0) -> str:
+_COLUMNS = {  # heading: what it shows, and times what
+    "accuracy %": ("accuracy", 100.0),
+    "source %": ("source_accuracy", 100.0),
+    "attack success %": ("success_rate", 100.0),
+    "malicious weight %": ("weight_malicious", 100.0),
+    "loss": ("loss", 1.0),
+    "own cluster %": ("selection_rate", 100.0),
+    "Rand": ("adjusted_rand", 1.0),
+}
+
+
+def _table_of(rows: list[dict[str, Any]]) -> Table:
+    """A row for each method; what only attacks have is left out where there is none."""
+    of_attacks = ("source_accuracy", "success_rate", "weight_malicious")
+    columns = {
+        heading: column
+        for heading, column in _COLUMNS.items()
+        if column[0] not in of_attacks or any(row[column[0]] is not None for row in rows)
+    }
+    table = Table("method", "seeds", *columns, "seconds")
+    for row in rows:
+        cells = [_with_deviation(row, name, times) for name, times in columns.values()]
+        table.add_row(row["method"], str(row["seeds"]), *cells, _number(row["seconds"]))
+    return table
+
+
+def _matrices(rows: list[dict[str, Any]]) -> Iterator[Table]:
+    """A row for each attack, a column for each method: accuracy, then success where an attack aims at something."""
+    methods = list(dict.fromkeys(row["method"] for row in rows))
+    for title, name in (("accuracy of honest clients, %", "accuracy"), ("attack success, %", "success_rate")):
+        table = Table("attack", *methods, title=title)
+        cells: dict[str, dict[str, str]] = {}
+        for row in rows:
+            if row[name] is not None:
+                cells.setdefault(row["attack"], {})[row["method"]] = _with_deviation(row, name, 100, digits=1)
+        for attacked, found in cells.items():
+            table.add_row(attacked, *(found.get(method, "–") for method in methods))
+        if cells:
+            yield table
+
+
+def _with_deviation(row: Mapping[str, Any], name: str, times: float = 1.0, digits: int = 2) -> str:
     if row[name] is None:
         return "–"
     deviation = row[f"{name}_std"]
-    digits = 2
     return f"{times * row[name]:.{digits}f}" + ("" if deviation is None else f" ± {times * deviation:.{digits}f}")
 
 

@@ -14,7 +14,6 @@ from coterie.errors import ConfigError, explain
 from coterie.experiment import ConfigLike, Run, resolve, run
 from coterie.federation import Federation
 from coterie.report import write_report
-from coterie.robust.attacks import Attack
 from coterie.runs import RunFolder
 from coterie.runs.files import write_atomically
 from coterie.runs.names import slug, unused
@@ -121,7 +120,7 @@ def _variant(
 def _refuse_impossible(variants: Sequence[Config], federation: Federation | None, model: Network | None) -> None:
     """What cannot be is refused before the first round; the data is made once where it is the same."""
     made: dict[str, Federation] = {}
-    for variant in {_named(variant): variant for variant in variants}.values():
+    for variant in {variant.named: variant for variant in variants}.values():
         data = f"{variant.scenario!r} {getattr(variant.attack, 'malicious_examples', None)}"
         if federation is None and data not in made:
             made[data] = unattacked(variant)
@@ -140,15 +139,10 @@ def _refuse_twins(variants: Sequence[Config]) -> None:
     places = [_place(variant) for variant in variants]
     for variant in variants:
         if places.count(_place(variant)) > 1:
-            got = f"{_named(variant)} with seed {variant.seed} twice"
+            got = f"{variant.named} with seed {variant.seed} twice"
             raise ConfigError(explain("compare", got, "each once", "Give one a label of its own."))
-
-
-def _named(variant: Config) -> str:
-    """Its method, and its attack if there is one."""
-    return " ".join([variant.shown, *([variant.attack.shown] if isinstance(variant.attack, Attack) else [])])
 
 
 def _place(variant: Config) -> str:
     """The name of its folder among those of a comparison."""
-    return slug(f"{_named(variant)}-seed{variant.seed}")
+    return slug(f"{variant.named}-seed{variant.seed}")

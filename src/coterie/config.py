@@ -108,6 +108,11 @@ class Config(Options):
         """The name for tables and figures."""
         return self.label or str(getattr(self.method, "name", type(self.method).__name__))
 
+    @property
+    def named(self) -> str:
+        """The same with its attack, if there is one."""
+        return f"{self.shown}, {getattr(self.attack, 'shown', '')}" if self.attack is not None else self.shown
+
 
 def parse(tables: Mapping[str, Any], *, own_data: bool = False) -> Config:
     """Validate a whole configuration; `own_data` leaves scenario and model to the caller."""

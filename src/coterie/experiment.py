@@ -76,7 +76,7 @@ def run(
         raise ConfigError("run: federation and model go together; give both or none.")
     path = _folder_for(settings, config, out, resume)
     display = display or default_display()
-    display.begin(settings.shown, settings.rounds)
+    display.begin(settings.named, settings.rounds)
     try:
         with World.of(settings, federation, model) as world, _opened(path, world, resume) as folder:
             return Run(path, _play(world, folder, display))
@@ -172,7 +172,7 @@ def _finish(world: World, folder: RunFolder, progress: Progress) -> None:
 
 
 def _report(world: World, folder: RunFolder) -> None:
-    write_report(folder.report, [folder], title=f"{world.config.shown} on {world.federation.name}")
+    write_report(folder.report, [folder], title=f"{world.config.named} on {world.federation.name}")
 
 
 def _summary(world: World, folder: RunFolder, per_client: Mapping[str, Tensor], found: list[int]) -> dict[str, Any]:
@@ -315,7 +315,7 @@ def _folder_for(config: Config, source: ConfigLike, out: Path | str | None, resu
     if isinstance(source, str | Path) and Path(source).is_dir():
         return Path(source)
     scenario = getattr(config.scenario, "name", "own-data")
-    named = Path("runs") / slug(f"{config.shown}-{scenario}-seed{config.seed}")
+    named = Path("runs") / slug(f"{config.named}-{scenario}-seed{config.seed}")
     return _newest(named) if resume else unused(named)
 
 

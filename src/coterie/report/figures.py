@@ -15,6 +15,7 @@ Curves = Mapping[str, Sequence[Curve]]  # what a reader calls it -> one curve pe
 # Okabe and Ito's colours, which most colour-blind readers tell apart, without black and yellow: they vanish on a page
 _COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00")
 _SYMBOLS = ("circle", "square", "diamond", "triangle-up", "cross", "x", "star")  # 7 and 6: 42 different pairs
+_PATTERNS = ("", "/", "x", ".", "-", "+")
 _MOST_CELLS = 300  # clients a side of the matrix; beyond, neighbours are averaged
 _MOST_POINTS = 5000
 
@@ -71,6 +72,36 @@ def links_matrix(links: NDArray[Any], clusters: Sequence[int] | None, order: str
     figure.update_xaxes(type="category", showgrid=False)
     figure.update_yaxes(type="category", showgrid=False, autorange="reversed", ticklabelstandoff=8)
     return figure.update_layout(height=560)
+
+
+def shares_by_method(shares: Mapping[str, Mapping[str, float]], what: str) -> go.Figure:
+    """A group of bars for each method: the share that goes to each kind of peer."""
+    figure = _figure(what, percent=True).update_layout(barmode="group").update_xaxes(title_text=None, type="category")
+    kinds = list(dict.fromkeys(kind for found in shares.values() for kind in found))
+    for index, kind in enumerate(kinds):
+        heights = [found.get(kind, 0.0) for found in shares.values()]
+        look = {"color": _COLOURS[index % len(_COLOURS)], "pattern": {"shape": _PATTERNS[index % len(_PATTERNS)]}}
+        figure.add_bar(x=[_shown(label) for label in shares], y=heights, name=_shown(kind), marker=look)
+    return figure
+
+
+def heat_map(values: Sequence[Sequence[float | None]], rows: Sequence[str], columns: Sequence[str]) -> go.Figure:
+    """A number between 0 and 1 for each row and column, written into its cell in percent; None is left empty."""
+    figure = _figure("", percent=False).update_xaxes(title_text=None, type="category", showgrid=False, side="top")
+    figure.add_heatmap(
+        x=[_shown(name) for name in columns],
+        y=[_shown(name) for name in rows],
+        z=[list(row) for row in values],
+        zmin=0,
+        zmax=1,
+        text=[["" if value is None else f"{100 * value:.1f}" for value in row] for row in values],
+        texttemplate="%{text}",
+        colorscale="Cividis",
+        colorbar={"thickness": 12, "outlinewidth": 0, "tickformat": ".0%"},
+        hovertemplate="%{y}, %{x}: %{text} %<extra></extra>",
+    )
+    figure.update_yaxes(title_text=None, type="category", showgrid=False, autorange="reversed")
+    return figure.update_layout(height=120 + 34 * len(rows))
 
 
 def mean_curve(seeds: Sequence[Curve]) -> dict[int, tuple[float, float]]:

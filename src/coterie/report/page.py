@@ -25,6 +25,7 @@ class _Run:
     """What the page needs of a run folder."""
 
     label: str
+    attack: str  # what it met, "" if nobody was malicious
     seed: Any
     config: dict[str, Any]
     environment: dict[str, Any]
@@ -56,11 +57,15 @@ def write_report(path: Path, runs: Sequence[RunFolder], title: str) -> None:
     The page loads nothing from anywhere. Runs that have not ended are shown as far as they came, and the page says so.
     """
     shown = [_read(run) for run in runs]
+    several = len({run.attack for run in shown}) > 1
     groups: dict[str, list[_Run]] = {}
     for run in shown:
-        groups.setdefault(run.label, []).append(run)
-    drawn = [_drawn(number, *figure) for number, figure in enumerate(_figures(groups), start=1)]
-    content = [f"<p>{escape(_sentence(shown))}</p>", _headline(groups), _remarks(shown), *drawn, _refused(shown)]
+        groups.setdefault(f"{run.label}, {run.attack or 'nobody malicious'}" if several else run.label, []).append(run)
+    pictures = _matrices(shown) if several else _figures(groups)
+    drawn = [_drawn(number, *picture) for number, picture in enumerate(pictures, start=1)]
+    headline = _headline(groups)
+    tables = [*_matrix_tables(shown), _folded("Every method under every attack", headline)] if several else [headline]
+    content = [f"<p>{escape(_sentence(shown))}</p>", *tables, _remarks(shown), *drawn, _refused(shown)]
     parts = {"title": escape(title), "content": "\n".join(content), "settings": _settings(shown)}
     write_atomically(path, _PAGE.substitute(parts, plotly=get_plotlyjs()))
 
@@ -76,6 +81,9 @@ def _read(folder: RunFolder) -> _Run:
     method = summary.get("method") or _dig(config, "method", "name") or folder.path.name
     return _Run(
         label=str(summary.get("label") or method),
+        attack=str(
+            _dig(summary, "attack", "label") or _dig(config, "attack", "label") or _dig(config, "attack", "name") or ""
+        ),
         seed=summary.get("seed", config.get("seed")),
         config=config,
         environment=folder.environment,
@@ -99,8 +107,19 @@ def _sentence(runs: Sequence[_Run]) -> str:
     return (
         f"{_listed(labels)} on the scenario {_listed(scenarios)} with the data {_listed(sources)}: "
         f"{_listed(clients)} clients, {_listed(rounds)} rounds, {'seed' if len(seeds) == 1 else 'seeds'} "
-        f"{_listed(seeds)}."
+        f"{_listed(seeds)}.{_attackers(runs)}"
     )
+
+
+def _attackers(runs: Sequence[_Run]) -> str:
+    """Who is malicious, in a sentence of its own."""
+    numbers = {len(found) for run in runs if (found := _dig(run.summary, "attack", "malicious")) is not None} - {0}
+    attacks = [name for name in dict.fromkeys(run.attack for run in runs) if name]
+    if not numbers or not attacks:
+        return ""
+    several = len(attacks) > 1
+    what = f"one of {len(attacks)} attacks" if several else f"the attack {attacks[0]}"
+    return f" {_listed([str(number) for number in sorted(numbers)])} of the clients carry out {what}."
 
 
 _Column = tuple[str, tuple[str, ...], float, str]  # heading, where it is, factor, format
@@ -114,18 +133,74 @@ _COLUMNS: tuple[_Column, ...] = (
     ("adjusted Rand", ("clusters", "adjusted_rand"), 1, ".3f"),
     ("seconds", ("seconds",), 1, ".1f"),
 )
-
-
-_WITH_SPREAD = ("accuracy %", "selection rate")  # where the spread over the seeds is worth the width
+_OF_ATTACKS: tuple[_Column, ...] = (
+    ("source accuracy %", ("attack", "source_accuracy"), 100, ".2f"),
+    ("attack success %", ("attack", "success_rate"), 100, ".2f"),
+    ("malicious downloads %", ("attack", "selected_malicious"), 100, ".1f"),
+    ("their weight %", ("attack", "weight_malicious"), 100, ".1f"),
+)
+_WITH_SPREAD = ("accuracy %", "selection rate", "attack success %")  # where that over the seeds is worth the width
 
 
 def _headline(groups: _Groups) -> str:
-    head = ["method", "seeds", *(column[0] for column in _COLUMNS)]
-    rows = [[label, str(len(runs)), *(_cell(runs, column) for column in _COLUMNS)] for label, runs in groups.items()]
+    attacked = any(run.attack for runs in groups.values() for run in runs)
+    columns = _COLUMNS[:1] + _OF_ATTACKS + _COLUMNS[1:] if attacked else _COLUMNS
+    head = ["method", "seeds", *(column[0] for column in columns)]
+    rows = [[label, str(len(runs)), *(_cell(runs, column) for column in columns)] for label, runs in groups.items()]
     table = _table("Results on the clients' own test data", head, rows)
     several = any(len(runs) > 1 for runs in groups.values())
     averaged = " Means over the seeds; ± is their sample standard deviation." if several else ""
-    return f'{table}<p class="soft">std, lowest and highest are over the clients.{averaged}</p>'
+    honest = " All of honest clients: source accuracy is that on the examples the attack aims at, attack success the "
+    honest += "share of them called what it wants, downloads and weight are shares of all, mean over the rounds."
+    about = f"std, lowest and highest are over the clients.{averaged}{honest if attacked else ''}"
+    return f'{table}<p class="soft">{about}</p>'
+
+
+def _matrix(runs: Sequence[_Run], *keys: str) -> tuple[list[str], list[str], list[list[float | None]]]:
+    """(attacks, methods, the mean over the seeds of a value for each attack and method)."""
+    attacks, methods = (list(dict.fromkeys(names)) for names in zip(*((run.attack, run.label) for run in runs)))
+    cells: dict[tuple[str, str], list[float]] = {}
+    for run in runs:
+        if (value := run.number(*keys)) is not None:
+            cells.setdefault((run.attack, run.label), []).append(value)
+    values = [[fmean(cells[a, m]) if (a, m) in cells else None for m in methods] for a in attacks]
+    return [attack or "nobody malicious" for attack in attacks], methods, values
+
+
+_MATRICES: tuple[tuple[str, tuple[str, ...]], ...] = (
+    ("Accuracy of honest clients, in %", ("accuracy", "mean")),
+    ("Attack success, in %: the share of the examples an attack aims at that honest clients' models call what it wants",
+     ("attack", "success_rate")),
+)  # fmt: skip
+
+
+def _filled(runs: Sequence[_Run]) -> Iterator[tuple[str, list[str], list[str], list[list[float | None]]]]:
+    """Those of the matrices that hold anything, without the attacks about which they say nothing."""
+    for caption, keys in _MATRICES:
+        attacks, methods, values = _matrix(runs, *keys)
+        known = [row for row, found in enumerate(values) if any(value is not None for value in found)]
+        if known:
+            yield caption, [attacks[row] for row in known], methods, [values[row] for row in known]
+
+
+def _matrix_tables(runs: Sequence[_Run]) -> list[str]:
+    tables = []
+    for caption, attacks, methods, values in _filled(runs):
+        rows = [
+            [attack, *("–" if value is None else f"{100 * value:.1f}" for value in found)]
+            for attack, found in zip(attacks, values, strict=True)
+        ]
+        tables.append(_table(f"{caption}.", ["attack", *methods], rows))
+    return tables
+
+
+def _matrices(runs: Sequence[_Run]) -> "Iterator[_Figure]":
+    for caption, attacks, methods, values in _filled(runs):
+        yield figures.heat_map(values, attacks, methods), f"{caption}: a row is an attack, a column a method."
+
+
+def _folded(title: str, content: str) -> str:
+    return f"<details><summary>{escape(title)}</summary>{content}</details>"
 
 
 def _cell(runs: Sequence[_Run], column: _Column) -> str:
@@ -184,7 +259,7 @@ def _refused(runs: Sequence[_Run]) -> str:
     if not rows:
         return ""
     table = _table("Clients whose answer was kept from all others.", ["run", "client", "times", "reason"], rows)
-    return f"<details><summary>Refused clients</summary>{table}</details>"
+    return _folded("Refused clients", table)
 
 
 def _settings(runs: Sequence[_Run]) -> str:
@@ -207,6 +282,7 @@ def _figures(groups: _Groups) -> Iterator[_Figure]:
         yield figures.curves_by_round(accuracy, "accuracy"), f"Accuracy by round, mean over the clients.{band}"
     elif loss:
         yield figures.curves_by_round(loss, "loss", percent=False), f"Loss by round, mean over the clients.{band}"
+    yield from _attack_figures(groups, band)
     yield from _client_figures(groups)
     yield from _link_figures(groups)
     selection = _curves(groups, "selection_rate")
@@ -219,6 +295,33 @@ def _figures(groups: _Groups) -> Iterator[_Figure]:
 def _curves(groups: _Groups, *keys: str) -> dict[str, list[dict[int, float]]]:
     curves = {label: [curve for run in runs if (curve := run.curve(*keys))] for label, runs in groups.items()}
     return {label: seeds for label, seeds in curves.items() if seeds}
+
+
+_KINDS = {
+    "own_honest": "honest, own cluster",
+    "own_malicious": "malicious, own cluster",
+    "other_honest": "honest, other cluster",
+    "other_malicious": "malicious, other cluster",
+}
+
+
+def _attack_figures(groups: _Groups, band: str) -> Iterator[_Figure]:
+    success = _curves(groups, "attack", "success_rate")
+    if success:
+        caption = "Attack success by round, mean over the honest clients."
+        yield figures.curves_by_round(success, "attack success"), caption + band
+    for what, said in (("selected", "downloads"), ("weight", "weight in their consensus")):
+        shares = {
+            label: {name: fmean(values) for kind, name in _KINDS.items() if (values := _found(runs, what, kind))}
+            for label, runs in groups.items()
+        }
+        if known := {label: found for label, found in shares.items() if found}:
+            caption = f"To whom honest clients give their {said}, mean over clients and rounds."
+            yield figures.shares_by_method(known, f"share of {said}"), caption
+
+
+def _found(runs: Sequence[_Run], what: str, kind: str) -> list[float]:
+    return [value for run in runs if (value := _dig(run.summary, "attack", what, kind)) is not None]
 
 
 def _client_figures(groups: _Groups) -> Iterator[_Figure]:
