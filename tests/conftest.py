@@ -1,5 +1,6 @@
 """Settings shared by all tests."""
 
+import pytest
 import torch
 from hypothesis import settings
 
@@ -9,3 +10,11 @@ settings.load_profile("coterie")
 
 # Tensors here are tiny: several threads would only wait for each other, above all with several test processes.
 torch.set_num_threads(1)
+
+torch.manual_seed(0)  # for networks that a test file makes when it is read
+
+
+@pytest.fixture(autouse=True)
+def _the_same_networks_in_every_order_of_the_tests() -> None:
+    """A module made by hand starts from torch's own random numbers."""
+    torch.manual_seed(0)

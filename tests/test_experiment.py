@@ -262,6 +262,19 @@ def test_one_seed_has_no_deviation(tmp_path: Path) -> None:
     assert row["accuracy_std"] is None
 
 
+def test_a_name_stands_for_what_the_file_lists_under_it(tmp_path: Path) -> None:
+    """By label first, which is the name where none is given; else by name; else it is the plain method."""
+    listed: list[Any] = [
+        {"name": "fedavg", "aggregation": "median"}, {"name": "fedavg", "label": "krum", "aggregation": "krum"},
+        {"name": "fedcbo", "label": "sharp", "alpha": 30.0},
+    ]  # fmt: skip
+    done = compared(tmp_path, ["fedavg", "krum", "fedcbo", "ifca"], compare={"methods": listed})
+    configs = [one.folder.config for one in done.runs]
+    assert [config["label"] for config in configs] == ["", "krum", "sharp", ""]
+    assert [config["method"].get("aggregation") for config in configs] == ["median", "krum", None, None]
+    assert configs[2]["method"]["alpha"] == 30.0
+
+
 def test_finished_runs_are_kept_and_an_interrupted_comparison_goes_on(tmp_path: Path) -> None:
     out, tables = tmp_path / "all", SMALL | {"rounds": 2, "compare": {"methods": ["local", "fedavg"]}}
     first = coterie.compare(SMALL | {"rounds": 2}, methods=["local"], out=out, display=Listener())

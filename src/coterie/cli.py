@@ -33,7 +33,7 @@ Set = Annotated[
     list[str], typer.Option("--set", metavar="KEY=VALUE", help="put a value over the file's: method.alpha=20")
 ]
 Out = Annotated[Path | None, typer.Option(help="folder for the results; default: a new one below runs/")]
-Methods = Annotated[str, typer.Option(help="names with commas between, put over the file's")]
+Methods = Annotated[str, typer.Option(help="names with commas between: those in the file's list, or any")]
 Seeds = Annotated[str, typer.Option(help="numbers with commas between, put over the file's")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="only plain lines at the beginning and the end")]
 
@@ -92,7 +92,9 @@ def attack(
     set: Set = [],  # noqa: B006
     out: Out = None,
     methods: Methods = "",
-    attacks: Annotated[str, typer.Option(help="names with commas between, put over the file's; default: all")] = "",
+    attacks: Annotated[
+        str, typer.Option(help="names with commas between: those in the file's list, or any; default: all")
+    ] = "",
     seeds: Seeds = "",
     quiet: Quiet = False,
 ) -> None:

@@ -34,7 +34,7 @@ def compare(
     display: Display | None = None,
 ) -> "Comparison":
     """Run several methods with several seeds, each in a folder of its own below `out`, and put them in one table. Given
-    several attacks, each method meets each of them.
+    several attacks, each method meets each of them. A name stands for what the file's [compare] lists under it.
 
     What is there already is kept: finished runs are not run again, unfinished ones are resumed.
     """
@@ -44,8 +44,8 @@ def compare(
     path = Path(out) if out is not None else unused(Path("runs") / "comparison")
     variants = [
         _variant(base, method, attack, seed)
-        for method in methods or plan.methods
-        for attack in attacks or plan.attacks or [None]
+        for method in _listed(methods, plan.methods)
+        for attack in _listed(attacks, plan.attacks or []) or [None]
         for seed in seeds or plan.seeds
     ]
     _refuse_twins(variants)
@@ -97,6 +97,16 @@ def _row(label: str, attack: str | None, summaries: list[dict[str, Any]]) -> dic
         row[name] = statistics.fmean(known) if known else None
         row[f"{name}_std"] = statistics.stdev(known) if len(known) > 1 else None
     return row
+
+
+def _listed(wanted: Sequence[str | Mapping[str, Any]] | None, file: Sequence[str | Mapping[str, Any]]) -> list[Any]:
+    """What is wanted, or else all that the file lists. A name is what the file gives that label, or else that name."""
+    listed: list[Mapping[str, Any]] = [{"name": entry} if isinstance(entry, str) else entry for entry in file]
+    found: list[Any] = []
+    for one in wanted or listed:
+        called = [entry for entry in listed if entry.get("label", entry["name"]) == one]
+        found += called or [entry for entry in listed if entry["name"] == one] or [one]
+    return found
 
 
 def _variant(
