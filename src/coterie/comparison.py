@@ -101,7 +101,7 @@ def _row(label: str, attack: str | None, summaries: list[dict[str, Any]]) -> dic
 
 def _listed(wanted: Sequence[str | Mapping[str, Any]] | None, file: Sequence[str | Mapping[str, Any]]) -> list[Any]:
     """What is wanted, or else all that the file lists. A name is what the file gives that label, or else that name."""
-    listed = [{"name": entry} if isinstance(entry, str) else dict(entry) for entry in file]
+    listed: list[Any] = [{"name": entry} if isinstance(entry, str) else entry for entry in file]
     found: list[Any] = []
     for one in wanted or listed:
         called = [entry for entry in listed if entry.get("label", entry["name"]) == one]
