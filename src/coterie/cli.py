@@ -1,7 +1,7 @@
 """The program: `coterie run`, `compare`, `demo`, and what there is to choose from."""
 
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -9,6 +9,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from coterie import tables
 from coterie.errors import CoterieError, explain, nearest
 
 if TYPE_CHECKING:
@@ -185,7 +186,7 @@ def data(context: typer.Context) -> None:
     table = Table("data", "what", "found", title=f"in {data_folder()}; set COTERIE_DATA to look elsewhere")
     for name, spec in SOURCES.items():
         table.add_row(name, spec.description, available(name) or f"no; try: coterie data fetch {name}")
-    Console().print(table)
+    tables.console().print(table)
 
 
 @data_app.command("fetch")
@@ -205,7 +206,7 @@ def doctor() -> None:
     table = Table("what", "found", show_header=False)
     for what, found in examine():
         table.add_row(what, found)
-    Console().print(table)
+    tables.console().print(table)
 
 
 def main() -> None:
@@ -244,98 +245,16 @@ def _numbers(text: str) -> list[int] | None:
 
 
 def _show_run(result: "Run") -> None:
-    summary = result.summary
-    rows = {"method": summary["label"], "scenario": f"{summary['scenario']}, {summary['data'] or 'own data'}"}
-    if summary["accuracy"]:
-        figures = summary["accuracy"]
-        spread = (
-            f"clients from {_percent(figures['min'])} to {_percent(figures['max'])}, std {_percent(figures['std'])}"
-        )
-        rows["test accuracy"] = f"{_percent(figures['mean'])} % ({spread})"
-    rows["test loss"] = _number(summary["loss"])
-    if attack := summary["attack"]:
-        success = f", success {_percent(attack['success_rate'])} %" if attack["success_rate"] is not None else ""
-        weight = attack["weight_malicious"]
-        rows["attack"] = f"{attack['label']}{success}" + (
-            f", malicious weight {_percent(weight)} %" if weight is not None else ""
-        )
-    rows["own-cluster selection"] = f"{_percent(summary['selection_rate'])} %"
-    rows["clusters found"] = f"adjusted Rand {_number(summary['clusters']['adjusted_rand'])}"
-    if summary["refused"]:
-        rows["refused clients"] = ", ".join(f"{who} ({why['reason']})" for who, why in summary["refused"].items())
-    rows["time"] = f"{summary['seconds']:.1f} s for {summary['rounds_completed']} rounds"
-    rows["report"] = str(result.folder.report)
-    table = Table(show_header=False)
-    for name, value in rows.items():
-        table.add_row(name, value)
-    Console().print(table)
+    tables.console().print(tables.of_run(result.summary, str(result.folder.report)))
 
 
 def _show_comparison(comparison: "Comparison") -> None:
-    rows = comparison.rows()
     if comparison.runs:
-        console = Console()
-        for table in _matrices(rows) if len({row["attack"] for row in rows}) > 1 else [_table_of(rows)]:
-            console.print(table)
+        console = tables.console()
+        console.print(*tables.of_comparison(comparison.rows()), sep="\n")
         console.print(f"report: {comparison.path / 'report.html'}", soft_wrap=True, highlight=False)
     if not comparison.completed:
         raise typer.Exit(INTERRUPTED)
-
-
-_COLUMNS = {  # heading: what it shows, and times what
-    "accuracy %": ("accuracy", 100.0),
-    "source %": ("source_accuracy", 100.0),
-    "attack success %": ("success_rate", 100.0),
-    "malicious weight %": ("weight_malicious", 100.0),
-    "loss": ("loss", 1.0),
-    "own cluster %": ("selection_rate", 100.0),
-    "Rand": ("adjusted_rand", 1.0),
-}
-
-
-def _table_of(rows: list[dict[str, Any]]) -> Table:
-    """A row for each method; what only attacks have is left out where there is none."""
-    of_attacks = ("source_accuracy", "success_rate", "weight_malicious")
-    columns = {
-        heading: column
-        for heading, column in _COLUMNS.items()
-        if column[0] not in of_attacks or any(row[column[0]] is not None for row in rows)
-    }
-    table = Table("method", "seeds", *columns, "seconds")
-    for row in rows:
-        cells = [_with_deviation(row, name, times) for name, times in columns.values()]
-        table.add_row(row["method"], str(row["seeds"]), *cells, _number(row["seconds"]))
-    return table
-
-
-def _matrices(rows: list[dict[str, Any]]) -> Iterator[Table]:
-    """A row for each attack, a column for each method: accuracy, then success where an attack aims at something."""
-    methods = list(dict.fromkeys(row["method"] for row in rows))
-    for title, name in (("accuracy of honest clients, %", "accuracy"), ("attack success, %", "success_rate")):
-        table = Table("attack", *methods, title=title)
-        cells: dict[str, dict[str, str]] = {}
-        for row in rows:
-            if row[name] is not None:
-                cells.setdefault(row["attack"], {})[row["method"]] = _with_deviation(row, name, 100, digits=1)
-        for attacked, found in cells.items():
-            table.add_row(attacked, *(found.get(method, "–") for method in methods))
-        if cells:
-            yield table
-
-
-def _with_deviation(row: Mapping[str, Any], name: str, times: float = 1.0, digits: int = 2) -> str:
-    if row[name] is None:
-        return "–"
-    deviation = row[f"{name}_std"]
-    return f"{times * row[name]:.{digits}f}" + ("" if deviation is None else f" ± {times * deviation:.{digits}f}")
-
-
-def _percent(value: float | None) -> str:
-    return "–" if value is None else f"{100 * value:.1f}"
-
-
-def _number(value: float | None) -> str:
-    return "–" if value is None else f"{value:.3g}"
 
 
 def _list_options(table: "Mapping[str, type[Options]]", key: str, only: str) -> None:
@@ -347,7 +266,7 @@ def _list_options(table: "Mapping[str, type[Options]]", key: str, only: str) -> 
 
 
 def _print_options(heading: str, kind: "type[Options]", leave_out: frozenset[str] | set[str] = frozenset()) -> None:
-    console = Console()
+    console = tables.console()
     console.print(f"[bold]{heading}[/bold]")
     console.print((kind.__doc__ or "").strip().split("\n\n")[0].replace("\n    ", " "), markup=False, highlight=False)
     table = Table("option", "default", "meaning", box=None, pad_edge=True, header_style="dim")
