@@ -1,11 +1,16 @@
 import math
+from contextlib import closing
+from dataclasses import replace
 
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from coterie.clients import Train
 from coterie.core import NOBODY
+from coterie.federation import Federation, Targeted
+from coterie.methods import Local
 from coterie.metrics import (
     adjusted_rand,
     best_selection_rate,
@@ -16,6 +21,9 @@ from coterie.metrics import (
     selection_rate,
     spread,
 )
+from coterie.model import Model
+from coterie.training import beginning, rounds
+from tiny import fleet_of, setting_of
 
 
 def test_links_of_downloads_by_hand():
@@ -141,3 +149,36 @@ def test_the_shares_of_an_exposure_sum_to_one_whatever_the_amounts(amounts, scal
     assert sum(found.values()) == pytest.approx(1.0, abs=1e-5)
     assert exposure(clients, peers, scale * amount, BAD, HALVES) == pytest.approx(found, abs=1e-5)
     assert min(found.values()) > 0.0
+
+
+def test_how_models_do_where_an_attack_aims_by_hand():
+    """Four test images of class 1 that should be called 0. Client 0 calls them 1, 2, 1, 0 and client 1 calls them all
+    1; the test set of client 2 has none, and client 3 is malicious."""
+    aimed = Targeted(torch.tensor([[1.0, 2.0], [2.0, 1.0], [0.0, 1.0], [3.0, 1.0]]), torch.ones(4).long(), 0)
+    nowhere = Targeted(torch.zeros(0, 2), torch.zeros(0).long(), 0)
+    one, other = (torch.eye(2), torch.tensor([0, 1])), (torch.eye(2), torch.tensor([0, 2]))
+    data = replace(
+        Federation.from_arrays([one] * 4, [one, one, other, one]), tests=(one, other), targeted=(aimed, nowhere),
+        test_of=torch.tensor([0, 0, 1, 0]), num_classes=3,
+    )  # fmt: skip
+    first, second = [1.0, 0.0, 0.0, 1.0, 0.72, 0.62], [1.0, 0.0, 0.0, 4.0, 0.0, 0.0]
+    model, method = Model(torch.nn.Linear(2, 3, bias=False)), Local()
+    standstill = Train(epochs=1, lr=1e-30)
+
+    def recorded(malicious: list[bool]):
+        with closing(fleet_of(method, data, model, options=standstill)) as fleet:
+            fleet.restore({"theta": torch.tensor([first, second, first, first])})
+            before = beginning(method, setting_of(data, model))
+            (progress,) = rounds(
+                method, fleet, setting_of(data, model), data.keys, before, seed=0, last=1,
+                malicious=torch.tensor(malicious),
+            )  # fmt: skip
+        return progress.record["attack"], progress.per_client
+
+    attack, per_client = recorded([False, False, False, True])
+    assert per_client["source_accuracy"].tolist() == pytest.approx([0.5, 1.0, math.nan, math.nan], nan_ok=True)
+    assert per_client["success_rate"].tolist() == pytest.approx([0.25, 0.0, math.nan, math.nan], nan_ok=True)
+    assert (attack["source_accuracy"], attack["success_rate"]) == pytest.approx((0.75, 0.125))
+    assert attack["selected"] is attack["weight"] is None
+    everybody, _ = recorded([False] * 4)
+    assert (everybody["source_accuracy"], everybody["success_rate"]) == pytest.approx((2 / 3, 1 / 6))

@@ -1,7 +1,8 @@
 """DFedAvgM: decentralised FedAvg with momentum; neighbours of a graph average their models, and no server is needed."""
 
 from functools import lru_cache
-from typing import Literal
+from random import Random
+from typing import Any, Literal
 
 import networkx
 import torch
@@ -21,22 +22,24 @@ class DFedAvgM(Defended):
     """Clients train with momentum, then average their model with those of their neighbours (Sun et al. 2022).
 
     Differs from the paper: the mean is by examples, as in fedcb2o.txt, section 3.5, and not by a doubly stochastic
-    matrix; with equal clients on a regular graph both are the same. The graph is drawn once for a run.
+    matrix; with equal clients on a regular graph both are the same. The graph is drawn once for a run. With sageflow
+    each client judges by its own data, and with norm-clipping it clips how far its neighbours are from its own model.
     """
 
     name: Literal["dfedavgm"] = "dfedavgm"
     graph: GraphName = "random-regular"
     """who is whose neighbour: ring, grid (as square as the number of clients allows), random-regular, complete"""
     degree: int = Field(6, ge=1)
-    """random-regular: neighbours of each client; if it and the number of clients are odd, one more"""
+    """random-regular: neighbours of each client, 2 or more; one more if this and the number of clients are odd"""
 
     def client_memory(self, theta: Tensor, num_clients: int) -> Tensors:
         return {"theta": theta}
 
     def start(self, setting: Setting) -> State:
-        if self.graph == "random-regular" and self.degree >= setting.num_clients:
-            allowed = f"1 to {setting.num_clients - 1}, the other clients"
-            raise ConfigError(explain("method.degree", self.degree, allowed, "Lower it."))
+        others = setting.num_clients - 1
+        if self.graph == "random-regular" and not min(2, others) <= self.degree <= others:
+            allowed = f"{min(2, others)} to {others}, so that all {setting.num_clients} clients hang together"
+            raise ConfigError(explain("method.degree", self.degree, allowed, "Change it, or choose another graph."))
         return {"clients": torch.tensor(setting.num_clients)}
 
     @client_task
@@ -65,10 +68,10 @@ class DFedAvgM(Defended):
 
     def round(self, state: State, cohort: Tensor, moment: Moment) -> Exchanges:
         trained = yield Ask(self.local_update, cohort)
-        everybody = neighbours(self.graph, int(state["clients"]), self.degree, moment.seed)
+        everybody = neighbours(self.graph, int(state["clients"]), self.degree, moment.seed).to(cohort.device)
         peers = everybody[trained.clients]
         peers = peers.where(torch.isin(peers, cohort), NOBODY)  # who takes no part is not asked
-        examples = torch.zeros(len(everybody), dtype=torch.int64).index_copy(0, trained.clients, trained["examples"])
+        examples = everybody.new_zeros(len(everybody)).index_copy(0, trained.clients, trained["examples"])
         yield Ask(self.average, trained.clients, each={"examples": examples[peers.clamp(min=0)]}, peers=peers)
         return state
 
@@ -80,8 +83,7 @@ class DFedAvgM(Defended):
 def neighbours(graph: GraphName, num_clients: int, degree: int, seed: int) -> Tensor:
     """[N, M] ids of each client's neighbours, NOBODY where it has fewer than others."""
     if graph == "random-regular":
-        degree += degree * num_clients % 2
-        drawn = networkx.random_regular_graph(degree, num_clients, seed=derive(seed, "graph") % 2**32)
+        drawn = _random_regular(degree + degree * num_clients % 2, num_clients, seed)
     elif graph == "grid":
         rows = next(rows for rows in range(int(num_clients**0.5), 0, -1) if num_clients % rows == 0)
         drawn = networkx.grid_2d_graph(rows, num_clients // rows)
@@ -91,3 +93,13 @@ def neighbours(graph: GraphName, num_clients: int, degree: int, seed: int) -> Te
     lists = [sorted(set(drawn[client]) - {client}) for client in range(num_clients)]
     widest = max(1, *map(len, lists))
     return torch.tensor([own + [NOBODY] * (widest - len(own)) for own in lists])
+
+
+def _random_regular(degree: int, num_clients: int, seed: int) -> Any:
+    """The first connected one of several. One with many edges is drawn by those it lacks, which are found sooner."""
+    chance, lacking = Random(derive(seed, "graph") % 2**32), num_clients - 1 - degree
+    while True:
+        drawn = networkx.random_regular_graph(min(degree, lacking), num_clients, seed=chance)
+        drawn = networkx.complement(drawn) if lacking < degree else drawn
+        if networkx.is_connected(drawn):
+            return drawn

@@ -21,8 +21,8 @@ class FedCB2O(MeetsPeers):
     theta_j <- theta_j - lambda_1 gamma (theta_j - m_j),  m_j = sum_i w_i theta_i,  w_i ~ exp(-alpha G_j(theta_i)).
     The loss decides who is met: by a sampling likelihood, or as the quantile set of the slides, or by both.
 
-    Differs from the paper: defaults are those of the program that made its numbers where the two contradict each other
-    (alpha 2 instead of 10, a whole consensus step instead of 0.04).
+    Differs from the paper: alpha is 2 instead of 10 and the consensus step whole instead of 0.04, as in the program
+    that made its numbers.
     """
 
     name: Literal["fedcb2o"] = "fedcb2o"
@@ -74,7 +74,8 @@ class FedCB2O(MeetsPeers):
         by_class, own = peers.class_losses(clients), clients.class_loss(theta)
         losses = by_class.average
         suspicion = self._filtered(CRITERIA[self.criterion](by_class, own), losses)
-        suspicion = suspicion.where(torch.isfinite(suspicion), torch.inf)
+        usable = torch.isfinite(suspicion) & torch.isfinite(losses)  # whatever G says of a peer that is not there
+        suspicion = suspicion.where(usable, torch.inf)
         return losses, self.with_own(suspicion, lambda: suspicion.amin(1))  # the own model trusted as the best peer's
 
     def _filtered(self, against: Tensor, losses: Tensor) -> Tensor:
