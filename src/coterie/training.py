@@ -133,16 +133,14 @@ def play(
 def evaluate(
     method: Method, fleet: Fleet, state: State, moment: Moment, malicious: Tensor | None = None
 ) -> dict[str, Tensor]:
-    """Ask every client how its model does; [N] each, NaN for those who did not answer and for malicious ones."""
-    everyone = torch.arange(fleet.num_clients)
-    replies = fleet.answer(Ask(Serving(method).measure, everyone, shared=state), moment)
+    """Ask every honest client how its model does; [N] each, NaN for malicious ones and those who did not answer."""
+    asked = torch.arange(fleet.num_clients) if malicious is None else (~malicious.cpu()).nonzero()[:, 0]
+    replies = fleet.answer(Ask(Serving(method).measure, asked, shared=state), moment)
     measured = {}
     for name in {"accuracy", "loss", *replies.values}:
         measured[name] = torch.full((fleet.num_clients,), torch.nan)
         if len(replies.clients):
             measured[name][replies.clients] = replies[name].cpu()
-        if malicious is not None:
-            measured[name][malicious.cpu()] = torch.nan
     return measured
 
 
