@@ -98,10 +98,17 @@ def test_answers_that_may_reach_nobody_are_found_and_named():
 @pytest.mark.parametrize("name", ["publish", "theta"])
 def test_a_model_of_another_shape_or_type_is_refused(name):
     assert wrong_rows({}, {name: torch.zeros(2, 3)}, size=3, count=2) == {}
-    for strange in (torch.zeros(2, 4), torch.zeros(2, 3, 1), torch.zeros(2), torch.zeros(2, 3, dtype=torch.int64)):
+    for strange in (torch.zeros(2, 4), torch.zeros(2, 3, 1), torch.zeros(2), torch.zeros(2, 3, dtype=torch.int64),
+                    torch.zeros(2, 3, dtype=torch.float64)):  # fmt: skip
         wrong = wrong_rows({}, {name: strange}, size=3, count=2)
         assert list(wrong) == [0, 1]
         assert "wrong shape" in wrong[0]
+
+
+def test_a_mean_by_examples_cannot_be_turned_over_by_a_negative_number_of_them():
+    wrong = wrong_rows({}, {"examples": torch.tensor([5, -5, 0, 1])}, size=3, count=4)
+    assert list(wrong) == [1, 2]
+    assert "below 1" in wrong[1]
 
 
 def test_answers_of_several_exchanges_are_joined_and_put_in_the_order_of_those_asked():

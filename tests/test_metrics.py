@@ -179,6 +179,7 @@ def test_how_models_do_where_an_attack_aims_by_hand():
     assert per_client["source_accuracy"].tolist() == pytest.approx([0.5, 1.0, math.nan, math.nan], nan_ok=True)
     assert per_client["success_rate"].tolist() == pytest.approx([0.25, 0.0, math.nan, math.nan], nan_ok=True)
     assert (attack["source_accuracy"], attack["success_rate"]) == pytest.approx((0.75, 0.125))
+    assert torch.isfinite(per_client["accuracy"]).tolist() == [True, True, True, False]
     assert attack["selected"] is attack["weight"] is None
     everybody, _ = recorded([False] * 4)
     assert (everybody["source_accuracy"], everybody["success_rate"]) == pytest.approx((2 / 3, 1 / 6))

@@ -17,6 +17,8 @@ from coterie.kernels import Batch, Kernel
 from coterie.options import Options
 from coterie.randomness import Moment, bits, fold, normal, uniform
 
+UNMEASURED = -1.0  # in place of a share that is of nothing: a NaN would pass no fleet
+
 
 class Train(Options):
     """How a client trains on its own examples. The optimiser starts anew in each call, as in the papers' programs."""
@@ -163,11 +165,14 @@ class Clients:
 
     def targeted(self, theta: Tensor) -> dict[str, Tensor]:
         """[C] each, on the test examples an attack aims at: the share called what they are and what the attacker wants;
-        NaN for clients whose distribution has no such examples."""
+        UNMEASURED for clients whose distribution has no such examples."""
         models, found = self.kernel.evaluation_copy(theta), []
         for client, test in enumerate(self.data.test_of[self.rows].tolist()):
             aim = self.data.targeted[test]
-            answers = self.kernel.outputs(models[client], aim.x.to(models.dtype)).argmax(1) if len(aim.x) else aim.y
+            if not len(aim.x):
+                found.append([UNMEASURED, UNMEASURED])
+                continue
+            answers = self.kernel.outputs(models[client], aim.x.to(models.dtype)).argmax(1)
             found.append([(answers == wanted).float().mean().item() for wanted in (aim.y, aim.label)])
         right, wanted = torch.tensor(found, device=theta.device).T
         return {"source_accuracy": right, "success_rate": wanted}

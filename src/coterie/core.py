@@ -194,10 +194,10 @@ def keep_rows(values: Tensors, rows: Tensor) -> dict[str, Tensor]:
 
 
 def wrong_rows(memory: Tensors, reply: Tensors, size: int, count: int) -> dict[int, str]:
-    """Which of `count` clients answered what may reach nobody, and why: a model that is not `size` numbers, anything
-    that is not finite or larger than LARGEST."""
+    """Which of `count` clients answered what may reach nobody, and why: a model that is not `size` numbers of float32,
+    anything that is not finite or larger than LARGEST, a number of examples below 1."""
     for name in MODELS & reply.keys():
-        if reply[name].shape[1:] != (size,) or not reply[name].is_floating_point():
+        if reply[name].shape[1:] != (size,) or reply[name].dtype != torch.float32:
             got = f"{tuple(reply[name].shape[1:])} of {str(reply[name].dtype).removeprefix('torch.')}"
             return dict.fromkeys(range(count), f"a model of the wrong shape: got {got}, allowed: ({size},) of float32")
     finite, small = torch.ones(2, count, dtype=torch.bool)
@@ -208,4 +208,6 @@ def wrong_rows(memory: Tensors, reply: Tensors, size: int, count: int) -> dict[i
             finite &= torch.isfinite(extreme)
             small &= extreme <= LARGEST
     why = dict.fromkeys((~small).nonzero()[:, 0].tolist(), f"a number larger than {LARGEST:g}")
+    if "examples" in reply:
+        why |= dict.fromkeys((reply["examples"] < 1).nonzero()[:, 0].tolist(), "a number of examples below 1")
     return why | dict.fromkeys((~finite).nonzero()[:, 0].tolist(), "non-finite model or reply")

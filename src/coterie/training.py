@@ -8,7 +8,7 @@ from typing import Any, Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
-from coterie.clients import Clients
+from coterie.clients import UNMEASURED, Clients
 from coterie.core import NOBODY, Ask, Fleet, Given, Method, Replies, Setting, State, Tensors, client_task, run_round
 from coterie.metrics import (
     best_selection_rate,
@@ -140,7 +140,8 @@ def evaluate(
     for name in {"accuracy", "loss", *replies.values}:
         measured[name] = torch.full((fleet.num_clients,), torch.nan)
         if len(replies.clients):
-            measured[name][replies.clients] = replies[name].cpu()
+            answered = replies[name].cpu()
+            measured[name][replies.clients] = answered.where(answered != UNMEASURED, torch.nan)
     return measured
 
 

@@ -17,6 +17,7 @@ from coterie.randomness import Moment, fold
 from coterie.robust.attacks import Attack, Seen
 
 SENT = "attack.sent"  # among the memories: what attackers sent last
+HEARD, START = "attack.heard", "attack.start"  # among the replies, which have names of the method's own
 
 
 @dataclass(frozen=True)
@@ -44,14 +45,14 @@ class Lying:
         memory, reply = self.task(_Tapped(**vars(clients), began=began), memory, given)
         said = {name: value for name, value in reply.items() if name not in MODELS}
         for name in MODELS & reply.keys():
-            said |= {f"honest {name}": reply[name], "start": began.get("start", reply[name])}
+            said |= {f"attack.{name}": reply[name], START: began.get("start", reply[name])}
         return memory, said
 
     @client_task
     def be_overheard(self, clients: Clients, memory: Tensors, given: Given) -> tuple[Tensors, Tensors]:
         """The task of an honest client that attackers listen to."""
         memory, reply = self.task(clients, memory, given)
-        return memory, {**reply, "heard": reply["publish"]} if "publish" in reply else reply
+        return memory, {**reply, HEARD: reply["publish"]} if "publish" in reply else reply
 
     @client_task
     def average(self, clients: Clients, memory: Tensors, given: Given) -> tuple[Tensors, Tensors]:
@@ -104,35 +105,40 @@ class AttackedFleet:
         acts = self._attack.silent or self._attack.crafts or self._attack.collude
         if not acts or not lying.any():
             return self._inside.answer(ask, moment)
-        honest = self._of_honest(ask.only(~lying), moment)
-        liars = [] if self._attack.silent else [self._of_liars(ask.only(lying), honest, moment)]
-        unheard = [replace(part, values=_without(part.values, "heard")) for part in honest]
-        return Replies.joined([*unheard, *liars]).in_order_of(ask.clients)
+        liars = [] if self._attack.silent else [self._of_liars(ask.only(lying), moment)]
+        honest = self._of_honest(ask.only(~lying), moment)  # after the liars, who must not read it yet
+        said = [self._said(replies, honest, moment) for replies in liars]
+        unheard = [replace(part, values=_without(part.values, HEARD)) for part in honest]
+        return Replies.joined([*unheard, *said]).in_order_of(ask.clients)
 
     def _of_honest(self, ask: Ask, moment: Moment) -> list[Replies]:
         if self._attack.eavesdrops:
             ask = replace(ask, task=Lying(ask.task).be_overheard)
         return [self._inside.answer(ask, moment)] if len(ask.clients) else []
 
-    def _of_liars(self, ask: Ask, honest: list[Replies], moment: Moment) -> Replies:
+    def _of_liars(self, ask: Ask, moment: Moment) -> Replies:
+        """What they find, with the models that the attack replaces kept back."""
         if self._attack.collude and ask.peers is not None:
             examples = self._examples[ask.peers.clamp(min=0)] * (ask.peers != NOBODY)
-            average = replace(ask, task=Lying(ask.task).average, each={"examples": examples})
-            return self._inside.answer(average, moment)
-        task = Lying(ask.task).withhold if self._attack.crafts else ask.task
-        replies = self._inside.answer(replace(ask, task=task), moment)
+            ask = replace(ask, task=Lying(ask.task).average, each={"examples": examples})
+        elif self._attack.crafts:
+            ask = replace(ask, task=Lying(ask.task).withhold)
+        return self._inside.answer(ask, moment)
+
+    def _said(self, replies: Replies, honest: list[Replies], moment: Moment) -> Replies:
+        """What they say in its place."""
         if not len(replies.clients):
             return replies
         values = dict(replies.values)
         if self._attack.collude and "wanted" in values:
             present = torch.cat([part.clients for part in [*honest, replies]])
             values["wanted"] = self._accomplices(replies.clients, present, values["wanted"].shape[1], moment)
-        kept_back = {name: values.pop(f"honest {name}") for name in MODELS if f"honest {name}" in values}
+        kept_back = {name: values.pop(f"attack.{name}") for name in MODELS if f"attack.{name}" in values}
         if not kept_back:
             return replace(replies, values=values)
         ((name, own),) = kept_back.items()
-        heard = self._overheard(honest, "heard" if name == "publish" else name)
-        values[name] = self._crafted(replies.clients, own, values.pop("start"), heard, moment)
+        heard = self._overheard(honest, HEARD if name == "publish" else name)
+        values[name] = self._crafted(replies.clients, own, values.pop(START), heard, moment)
         said = self._inside.answer(Ask(say, replies.clients, each=values), moment)
         return replace(said, refused={**replies.refused, **said.refused})
 
