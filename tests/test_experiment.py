@@ -1,5 +1,6 @@
 """Whole runs and comparisons: what they leave behind, and what they do not depend on."""
 
+import gc
 import json
 import statistics
 from pathlib import Path
@@ -16,6 +17,7 @@ from coterie import Federation
 from coterie.config import parse
 from coterie.errors import ConfigError, RunError
 from coterie.runs import RunFolder
+from coterie.world import World
 from program import SMALL, Listener, results
 
 QUIET = Listener()
@@ -365,3 +367,17 @@ def test_each_method_meets_each_attack_with_as_many_attackers(tmp_path: Path) ->
     assert alone == attacked  # nobody listens to anybody
     calm, scaled = (comparison.rows()[place]["loss"] for place in (2, 3))
     assert calm != scaled
+
+
+def test_nothing_large_of_a_run_stays_in_memory(tmp_path: Path) -> None:
+    """A comparison of many runs would else hold the data of all of them."""
+    gc.collect()
+    gc.disable()
+    try:
+        coterie.run(SMALL | {"rounds": 1}, out=tmp_path / "out", display=QUIET)
+        assert not [one for one in gc.get_objects() if isinstance(one, Federation)]
+        kept = World.of(parse(SMALL), None, None)
+        assert [one for one in gc.get_objects() if isinstance(one, Federation)]
+        del kept
+    finally:
+        gc.enable()

@@ -38,7 +38,8 @@ class World:
         self.kernel = choose_kernel(
             config.kernel, model, config.device, config.precision, equal_sizes=equal, example_axes=axes
         )
-        self.setting = Setting(federation.num_clients, self._initial, self.federation.clusters)
+        initial = lambda number: model.initial(config.seed, number).to(config.device)  # noqa: E731
+        self.setting = Setting(federation.num_clients, initial, self.federation.clusters)
         _check_budget(self.method, config, federation.num_clients)
         self.before = beginning(self.method, self.setting)
         memory = self.method.client_memory(self._starts(), federation.num_clients)
@@ -96,14 +97,11 @@ class World:
                 digest.update(tensor.cpu().contiguous().numpy().data)
         return digest.hexdigest()[:16]
 
-    def _initial(self, number: int) -> Tensor:
-        return self.model.initial(self.config.seed, number).to(self.config.device)
-
     def _starts(self) -> Tensor:
         """[N, P]: the clients' initial models."""
         if self.config.initial == "common":
-            return self._initial(0).expand(self.federation.num_clients, -1)
-        return torch.stack([self._initial(1 + key) for key in self.federation.keys.tolist()])
+            return self.setting.initial(0).expand(self.federation.num_clients, -1)
+        return torch.stack([self.setting.initial(1 + key) for key in self.federation.keys.tolist()])
 
 
 def unattacked(config: Config) -> Federation:
