@@ -1,7 +1,9 @@
 """A run that was killed, interrupted or damaged goes on to the very same result."""
 
+import errno
 import os
 import random
+import shutil
 import signal
 import subprocess
 import time
@@ -9,14 +11,19 @@ from collections.abc import Callable, Iterator
 from multiprocessing import get_context
 from multiprocessing.process import BaseProcess
 from pathlib import Path
+from pkgutil import resolve_name
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
 from coterie.comparison import compare
+from coterie.errors import RunError
 from coterie.experiment import run
 from coterie.runs import RunFolder
-from program import SCRIPT, SMALL, Listener, coterie, results, toml
+from program import SCRIPT, SMALL, Listener, coterie, file, results, toml
+
+__all__ = ["file"]  # a fixture
 
 ROUNDS = 8
 TABLES: dict[str, Any] = SMALL | {
@@ -164,7 +171,9 @@ def test_a_damaged_checkpoint_falls_back_to_the_one_before_with_a_warning(
     listener = Listener()
     assert run(out, resume=True, display=listener).completed
     warnings = [text for text in listener.said if text.startswith("warning: ")]
-    assert [path.name in text for path, text in zip(reversed(newest), warnings, strict=True)] == [True] * damaged
+    assert [path.name in text for path, text in zip(reversed(newest), warnings, strict=False)] == [True] * damaged
+    assert [text for text in warnings if "beginning again with round 1" in text] == warnings[damaged:]
+    assert len(warnings[damaged:]) == (goes_on_with == 1)
     assert any("damaged" in note for note in RunFolder(out).notes())
     assert listener.rounds[0] == goes_on_with
     assert results(out) == uninterrupted
@@ -187,6 +196,12 @@ def test_what_does_not_change_a_result_may_change_on_resuming(tmp_path: Path, un
     assert results(tmp_path / "out") == uninterrupted
 
 
+def test_the_size_of_a_block_may_not_for_it_changes_the_rounding(tmp_path: Path) -> None:
+    run(TABLES, out=tmp_path / "out", display=Listener(interrupt_after=1))
+    with pytest.raises(RunError, match="block was None and is 3 now"):
+        run(TABLES | {"block": 3}, out=tmp_path / "out", resume=True, display=Listener())
+
+
 def test_a_finished_run_is_not_run_again(tmp_path: Path) -> None:
     tables = SMALL | {"rounds": 1, "method": {"name": "local"}}
     run(tables, out=tmp_path / "out", display=Listener())
@@ -204,6 +219,157 @@ def test_a_report_that_was_not_reached_is_written_later(tmp_path: Path) -> None:
     report.unlink()
     run(tables, out=tmp_path / "out", resume=True, display=Listener())
     assert "<html" in report.read_text()[:200]
+
+
+def test_a_report_of_fewer_rounds_does_not_stay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is killed when it has written the summary of six rounds."""
+    tables = SMALL | {"method": {"name": "local"}}
+    report = run(tables | {"rounds": 2}, out=tmp_path / "out", display=Listener()).folder.report
+    with monkeypatch.context() as patched:
+        patched.setattr("coterie.experiment.write_report", Mock(side_effect=SystemExit))
+        with pytest.raises(SystemExit):
+            run(tables | {"rounds": 6}, out=tmp_path / "out", resume=True, display=Listener())
+    listener = Listener()
+    run(tables | {"rounds": 6}, out=tmp_path / "out", resume=True, display=listener)
+    assert listener.rounds == []
+    assert "6 rounds" in report.read_text()
+    assert "2 rounds" not in report.read_text()
+
+
+def interrupting(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The function, with a Ctrl-C just before it."""
+
+    def interrupted(*arguments: Any, **options: Any) -> Any:
+        signal.raise_signal(signal.SIGINT)
+        return function(*arguments, **options)
+
+    return interrupted
+
+
+@pytest.mark.parametrize(
+    ("before", "stopped_after"),
+    [("environment", 0), ("RunFolder.keep_rounds", 0), ("RunFolder.write_links", 4), ("write_report", 4)],
+)
+def test_ctrl_c_is_heeded_and_answered_from_the_first_moment_to_the_last(
+    tmp_path: Path, file: Path, monkeypatch: pytest.MonkeyPatch, before: str, stopped_after: int
+) -> None:
+    with monkeypatch.context() as patched:
+        place = f"coterie.experiment.{before}"
+        patched.setattr(place, interrupting(resolve_name(place.replace(".experiment.", ".experiment:", 1))))
+        ended = coterie("run", file, "--out", "out")
+    assert ended.code == 130
+    assert f"stopped after round {stopped_after}; go on with: coterie run out --resume" in ended.err
+    assert coterie("run", "out", "--resume").code == 0
+    assert (tmp_path / "out" / "report.html").exists()
+    run(SMALL, out=tmp_path / "whole", display=Listener())
+    assert results(tmp_path / "out") == results(tmp_path / "whole")
+
+
+def test_ctrl_c_in_the_last_round_stops_a_comparison(tmp_path: Path) -> None:
+    stopping, listener = Listener(interrupt_after=2), Listener()
+    tables = SMALL | {"rounds": 2}
+    assert not compare(tables, methods=["local", "fedavg"], out=tmp_path / "all", display=stopping).completed
+    assert stopping.rounds == [1, 2]
+    assert compare(tables, methods=["local", "fedavg"], out=tmp_path / "all", display=listener).completed
+    assert listener.rounds == [1, 2]
+
+
+# Damage
+
+
+@pytest.mark.parametrize(
+    ("content", "lost"),
+    [("garbled", "2"), ('{"x": 1}', "2"), ("[1]", "2"), ("", "2"), (None, "1, 2, 3")],
+)
+def test_rounds_whose_records_are_lost_are_named(
+    tmp_path: Path, uninterrupted: dict[str, Any], content: str | None, lost: str
+) -> None:
+    run(TABLES, out=tmp_path / "out", display=Listener(interrupt_after=3))
+    metrics = tmp_path / "out" / "metrics.jsonl"
+    lines = metrics.read_text().split("\n")
+    if content is None:
+        metrics.unlink()
+    else:
+        metrics.write_text("\n".join([lines[0], content, *lines[2:]]))
+    listener = Listener()
+    assert run(tmp_path / "out", resume=True, display=listener).completed
+    (warning,) = listener.said
+    assert warning.startswith("warning: ")
+    assert warning.endswith(f"in no sum or figure: {lost}.")
+    assert warning.removeprefix("warning: ") in RunFolder(tmp_path / "out").notes()
+    assert listener.rounds == [4, 5, 6, 7, 8]
+    assert results(tmp_path / "out") == uninterrupted
+
+
+def test_it_is_said_that_a_run_without_its_checkpoints_begins_again(
+    tmp_path: Path, uninterrupted: dict[str, Any]
+) -> None:
+    run(TABLES, out=tmp_path / "out", display=Listener(interrupt_after=3))
+    shutil.rmtree(tmp_path / "out" / "checkpoints")
+    listener = Listener()
+    assert run(tmp_path / "out", resume=True, display=listener).completed
+    assert listener.said == ["warning: there is no whole checkpoint: beginning again with round 1."]
+    assert listener.rounds[0] == 1
+    assert results(tmp_path / "out") == uninterrupted
+
+
+def test_nothing_is_said_of_a_run_that_is_whole(tmp_path: Path) -> None:
+    run(TABLES, out=tmp_path / "out", display=Listener(interrupt_after=3))
+    listener = Listener()
+    run(tmp_path / "out", resume=True, display=listener)
+    assert listener.said == []
+
+
+@pytest.mark.parametrize("content", ["{", "[1]", "{}", '{"rounds_completed": 8}'])
+def test_a_damaged_summary_is_written_anew(tmp_path: Path, uninterrupted: dict[str, Any], content: str) -> None:
+    run(TABLES, out=tmp_path / "out", display=Listener())
+    (tmp_path / "out" / "summary.json").write_text(content)
+    listener = Listener()
+    assert run(tmp_path / "out", resume=True, display=listener).completed
+    assert listener.said == ["warning: summary.json was damaged and is written anew."]
+    assert listener.rounds == []
+    assert results(tmp_path / "out") == uninterrupted
+
+
+@pytest.mark.parametrize("content", ["{", "[1]", "{}", '{"scenario": 1}', '{"scenario": {}}'])
+@pytest.mark.parametrize("name", ["config.json", "environment.json"])
+def test_a_file_of_the_wrong_form_is_one_message(tmp_path: Path, file: Path, name: str, content: str) -> None:
+    run(SMALL, out=tmp_path / "out", display=Listener(interrupt_after=1))
+    kept = (tmp_path / "out" / name).read_text()
+    (tmp_path / "out" / name).write_text(content)
+    for ended in (coterie("run", "out", "--resume"), coterie("run", file, "--out", "out", "--resume")):
+        assert ended.code == 2
+        assert ended.err.startswith("error: ")
+        assert "Traceback" not in ended.err
+    (tmp_path / "out" / name).write_text(kept)
+    assert coterie("run", "out", "--resume").code == 0
+
+
+def full(descriptor: int) -> None:
+    raise OSError(errno.ENOSPC, "No space left on device")
+
+
+@pytest.mark.parametrize("when", ["checkpoint.save", "write_report"])
+def test_a_full_disk_is_answered_with_what_goes_on_afterwards(
+    tmp_path: Path, file: Path, monkeypatch: pytest.MonkeyPatch, when: str
+) -> None:
+    function = resolve_name(f"coterie.experiment:{when}")
+
+    def refused(*arguments: Any, **options: Any) -> Any:
+        with monkeypatch.context() as patched:
+            patched.setattr(os, "fsync", full)
+            return function(*arguments, **options)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(f"coterie.experiment.{when}", refused)
+        ended = coterie("run", file, "--out", "out")
+    assert ended.code == 2
+    assert "No space left on device" in ended.err
+    assert "--resume" in ended.err
+    assert "again with round 1" in ended.err or when != "checkpoint.save"
+    assert coterie("run", "out", "--resume").code == 0
+    run(SMALL, out=tmp_path / "whole", display=Listener())
+    assert results(tmp_path / "out") == results(tmp_path / "whole")
 
 
 def test_a_comparison_resumes_what_was_killed(tmp_path: Path) -> None:

@@ -26,7 +26,7 @@ from coterie.runs.names import numbered, slug, unused
 from coterie.training import Progress, collect_models, evaluate, rounds
 from coterie.world import Network, World
 
-MAY_CHANGE = {"rounds", "evaluate_every", "checkpoint_every", "threads", "block", "compare", "label"}  # on resuming
+MAY_CHANGE = {"rounds", "evaluate_every", "checkpoint_every", "threads", "compare", "label"}  # on resuming
 ConfigLike = Config | Mapping[str, Any] | Path | str
 
 
@@ -69,7 +69,8 @@ def run(
 
     `config` is a TOML file, a mapping with its tables, or the folder of a run to resume. Give `federation` and `model`
     (an nn.Module, or a function that makes one) to use your own data and network instead of [scenario] and [model].
-    `out` is the folder, by default a new one below runs/. Interrupted by Ctrl-C, it stops after the round in hand.
+    `out` is the folder, by default a new one below runs/. Interrupted by Ctrl-C, it stops after the round in hand, or
+    after writing the results in hand.
     """
     settings = resolve(config, seed, own=federation is not None)
     if (federation is None) != (model is None):
@@ -78,42 +79,71 @@ def run(
     display = display or default_display()
     display.begin(settings.named, settings.rounds)
     try:
-        with World.of(settings, federation, model) as world, _opened(path, world, resume) as folder:
-            return Run(path, _play(world, folder, display))
+        with (
+            World.of(settings, federation, model) as world,
+            _interruption() as interrupted,
+            _opened(path, world, resume) as folder,
+        ):
+            return Run(path, _play(world, folder, display, interrupted))
     finally:
         display.end()
 
 
-def _play(world: World, folder: RunFolder, display: Display) -> bool:
-    """Play the rounds that are left; True if the run is finished, False if it was interrupted."""
-    config = world.config
-    if (summary := folder.summary()) is not None and summary["rounds_completed"] == config.rounds:
+def _play(world: World, folder: RunFolder, display: Display, interrupted: Callable[[], bool]) -> bool:
+    """Play the rounds that are left and write what comes out; True if all is done, False if it was interrupted."""
+
+    def warn(text: str) -> None:
+        display.say(f"warning: {text}")
+        folder.add_note(text)
+
+    done = world.config.rounds
+    if _finished(folder, done, warn):
         display.say(f"{folder.path}: finished already, nothing to do")
-        if not folder.report.exists():  # it was killed just before
-            _report(world, folder)
-        return True
-    since = progress = _latest(world, folder, display)
-    folder.write_config(world.description())  # what may change on resuming
-    folder.keep_rounds(since.round)
-    display.at(since.round)
-    with _interruption() as interrupted:
-        for progress in rounds(
-            world.method, world.fleet, world.setting, world.federation.keys, since, seed=config.seed,
-            last=config.rounds, evaluate_every=config.evaluate_every, participation=config.participation,
-            malicious=world.federation.malicious,
-        ):  # fmt: skip
-            folder.append(progress.record)
-            display.round(progress.record)
-            stop = interrupted()
-            if progress.round % config.checkpoint_every == 0 or progress.round == config.rounds or stop:
-                checkpoint.save(folder.checkpoints, progress.round, _tensors(world, progress))
-            if stop:
-                break
-    if progress.round < config.rounds:
-        display.say(f"stopped after round {progress.round}; go on with: coterie run {folder.path} --resume")
+    else:
+        progress = _rounds(world, folder, display, warn, interrupted)
+        done = progress.round
+        if not interrupted():
+            _finish(world, folder, progress)
+    if not interrupted() and not folder.report.exists():
+        write_report(folder.report, [folder], title=f"{world.config.named} on {world.federation.name}")
+    if stopped := interrupted():
+        display.say(f"stopped after round {done}; go on with: coterie run {folder.path} --resume")
+    return not stopped
+
+
+def _finished(folder: RunFolder, rounds: int, warn: Callable[[str], None]) -> bool:
+    """Whether the folder holds the results of so many rounds."""
+    try:
+        summary = folder.summary()
+    except RunError:
+        warn("summary.json was damaged and is written anew.")
         return False
-    _finish(world, folder, progress)
-    return True
+    return summary is not None and summary["rounds_completed"] == rounds
+
+
+def _rounds(
+    world: World, folder: RunFolder, display: Display, warn: Callable[[str], None], interrupted: Callable[[], bool]
+) -> Progress:
+    """Play the rounds that are left, or as many as there is time for."""
+    config = world.config
+    progress = _latest(world, folder, warn)
+    folder.write_config(world.description())  # what may change on resuming
+    folder.keep_rounds(progress.round, warn)
+    display.at(progress.round)
+    played = rounds(
+        world.method, world.fleet, world.setting, world.federation.keys, progress, seed=config.seed,
+        last=config.rounds, evaluate_every=config.evaluate_every, participation=config.participation,
+        malicious=world.federation.malicious,
+    )  # fmt: skip
+    stop = interrupted()
+    while not stop and progress.round < config.rounds:
+        progress = next(played)
+        folder.append(progress.record)
+        display.round(progress.record)
+        stop = interrupted()
+        if progress.round % config.checkpoint_every == 0 or progress.round == config.rounds or stop:
+            checkpoint.save(folder.checkpoints, progress.round, _tensors(world, progress))
+    return progress
 
 
 def _tensors(world: World, progress: Progress) -> dict[str, Tensor]:
@@ -122,15 +152,12 @@ def _tensors(world: World, progress: Progress) -> dict[str, Tensor]:
     return memory | {f"state.{name}": value for name, value in progress.state.items()} | {"links": progress.links}
 
 
-def _latest(world: World, folder: RunFolder, display: Display) -> Progress:
+def _latest(world: World, folder: RunFolder, warn: Callable[[str], None]) -> Progress:
     """Where the run stands: its newest whole checkpoint, or its beginning."""
-
-    def warn(text: str) -> None:
-        display.say(f"warning: {text}")
-        folder.add_note(text)
-
     found = checkpoint.latest(folder.checkpoints, warn)
     if found is None:
+        if folder.checkpoints.exists() or folder.records(warn=lambda text: None):
+            warn("there is no whole checkpoint: beginning again with round 1.")
         return world.before
     if found.round > world.config.rounds:
         allowed = f"at least {found.round}, the rounds this run has completed"
@@ -167,12 +194,8 @@ def _finish(world: World, folder: RunFolder, progress: Progress) -> None:
         models = collect_models(world.method, world.fleet, progress.state, moment, world.model.layout.size)
         layout = [(piece.name, tuple(piece.shape)) for piece in world.model.layout.pieces]
         folder.write_models(models, layout, range(len(models)))
+    folder.report.unlink(missing_ok=True)  # of fewer rounds: whoever sees these results sees their report or none
     folder.write_summary(_summary(world, folder, per_client, found))
-    _report(world, folder)
-
-
-def _report(world: World, folder: RunFolder) -> None:
-    write_report(folder.report, [folder], title=f"{world.config.named} on {world.federation.name}")
 
 
 def _summary(world: World, folder: RunFolder, per_client: Mapping[str, Tensor], found: list[int]) -> dict[str, Any]:
@@ -189,7 +212,7 @@ def _summary(world: World, folder: RunFolder, per_client: Mapping[str, Tensor], 
         "rounds_completed": config.rounds,
         "accuracy": accuracy and {**accuracy, "per_client": per_client["accuracy"]},
         "loss": (spread(per_client["loss"]) or {}).get("mean"),
-        "selection_rate": records[-1]["selection_rate"] if records else None,
+        "selection_rate": records[-1].get("selection_rate") if records else None,
         "clusters": {
             "adjusted_rand": adjusted_rand(found, truth),
             "true": None if truth is None else truth.tolist(),
@@ -197,7 +220,7 @@ def _summary(world: World, folder: RunFolder, per_client: Mapping[str, Tensor], 
         },
         "refused": _refused(records),
         "attack": _attack(world, per_client, records),
-        "seconds": sum(record["seconds"] for record in records),
+        "seconds": sum(record.get("seconds", 0.0) for record in records),
         "fleet": world.fleet.name,
         "kernel": world.kernel.name,
         "precision": config.precision,
@@ -213,7 +236,10 @@ def _attack(
     if attack is None or malicious is None:
         return None
     aimed = {name: per_client.get(name) for name in ("source_accuracy", "success_rate")}
-    shares = {what: _mean_shares([record["attack"][what] for record in records]) for what in ("selected", "weight")}
+    shares = {
+        what: _mean_shares([record.get("attack", {}).get(what) for record in records])
+        for what in ("selected", "weight")
+    }
     return {
         "name": getattr(attack, "name", type(attack).__name__),
         "label": getattr(attack, "shown", ""),
@@ -235,14 +261,14 @@ def _refused(records: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
     """For each client that was refused: in how many rounds, and why the last time."""
     refused: dict[str, dict[str, Any]] = {}
     for record in records:
-        for client, why in record["refused"].items():
+        for client, why in record.get("refused", {}).items():
             refused[client] = {"count": refused.get(client, {"count": 0})["count"] + 1, "reason": why}
     return refused
 
 
 @contextmanager
 def _interruption() -> Iterator[Callable[[], bool]]:
-    """The first Ctrl-C is noted, to be heeded after the round in hand; the second is as usual."""
+    """The first Ctrl-C is noted, to be heeded when what is in hand is done; the second is as usual."""
     noted = threading.Event()
     if threading.current_thread() is not threading.main_thread():
         yield noted.is_set
@@ -301,7 +327,8 @@ def resolve(config: ConfigLike, seed: int | None, own: bool) -> Config:
 def _stored(path: Path, own: bool) -> dict[str, Any]:
     """The configuration in the folder of a run; data and model given as objects are only named there."""
     tables = RunFolder(path).config
-    if not own and tables["scenario"]["name"] not in SCENARIOS:
+    scenario = tables["scenario"]
+    if not own and isinstance(scenario, Mapping) and scenario.get("name") not in SCENARIOS:
         raise RunError(
             f"{path}: it was run from Python with data of its own. Resume it from there: "
             f"coterie.run({str(path)!r}, federation=..., model=..., resume=True)"

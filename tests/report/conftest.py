@@ -21,7 +21,7 @@ def make_run(tmp_path: Path) -> MakeRun:
         scenario = {"name": "rotated", "data": "digits", "clients": 6}
         config = {"seed": seed, "rounds": 3, "scenario": scenario, "method": {"name": method}}
         path = tmp_path / f"run-{len(list(tmp_path.iterdir()))}"
-        with RunFolder.create(path, config, {"python": "3.11"}) as folder:
+        with RunFolder.create(path, config, {"python": "3.11", "data_fingerprint": "0123"}) as folder:
             for round in (1, 2, 3):
                 folder.append(_record(round, seed))
             folder.write_links((torch.tensor(CLUSTERS)[:, None] == torch.tensor(CLUSTERS)).float() / 3)
@@ -47,6 +47,7 @@ def _summary(method: str, seed: int) -> dict[str, Any]:
     per_client = [accuracy["mean"] + 0.01 * (client - 2.5) for client in range(6)]
     return {
         "method": method,
+        "label": method,
         "scenario": "rotated",
         "data": "the digits",
         "seed": seed,
@@ -58,4 +59,20 @@ def _summary(method: str, seed: int) -> dict[str, Any]:
         "clusters": {"adjusted_rand": 0.875, "true": CLUSTERS, "found": CLUSTERS},
         "seconds": 1.5,
         "refused": {},
+        "attack": None,
     }
+
+
+@pytest.fixture
+def attacked(make_run: MakeRun) -> Callable[..., RunFolder]:
+    """`attacked(method, attack, **changes)`: the last two of the six clients are malicious."""
+
+    def make(method: str, attack: str, **changes: Any) -> RunFolder:
+        aims = attack == "label-flip"
+        result = {"source_accuracy": 0.75 if aims else None, "success_rate": 0.125 if aims else None}
+        shares = {"own_honest": 0.5, "own_malicious": 0.25, "other_honest": 0.125, "other_malicious": 0.125}
+        found = {"name": attack, "label": attack, "malicious": [4, 5], "selected": shares, "weight": None}
+        found |= {**result, "selected_malicious": 0.375, "weight_malicious": None}
+        return make_run(method, attack=found, **changes)
+
+    return make

@@ -84,6 +84,28 @@ def test_a_large_matrix_is_averaged_within_clusters() -> None:
     assert {line.x0 for line in figure.layout.shapes} == {0, 100.5}
 
 
+def test_the_colour_for_good_is_on_the_other_end_where_less_is_better() -> None:
+    accuracy, success = (figures.heat_map([[0.2, None]], ["flip"], ["a", "b"], good).data[0] for good in (True, False))
+    assert accuracy.colorscale[0][1] == success.colorscale[1][1] != accuracy.colorscale[1][1]
+    assert accuracy.colorscale[1][1] == success.colorscale[0][1]
+    assert np.array_equal(accuracy.text, [["20.0", ""]])
+
+
+def test_black_numbers_are_read_on_every_colour_of_a_heat_map() -> None:
+    """At least 7 to 1, the contrast that the accessibility guidelines (WCAG 2.2) ask for at their strictest."""
+    colours = figures.heat_map([[0.5]], ["flip"], ["a"], True).data[0].colorscale
+    for share in np.linspace(0, 1, 11):
+        ends = [np.array([int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)]) for _, colour in colours]
+        assert luminance((1 - share) * ends[0] + share * ends[1]) + 0.05 > 7 * 0.05
+    assert luminance(np.array([0.49, 0.49, 0.47])) + 0.05 < 7 * 0.05  # the middle of the scale Cividis
+
+
+def luminance(colour: np.ndarray) -> float:
+    """Relative luminance of an sRGB colour, as the guidelines define it."""
+    linear = np.where(colour <= 0.04045, colour / 12.92, ((colour + 0.055) / 1.055) ** 2.4)
+    return float(linear @ (0.2126, 0.7152, 0.0722))
+
+
 def test_names_are_harmless() -> None:
     name = "<a href='javascript:alert(1)'>"
     for figure in (

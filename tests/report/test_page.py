@@ -8,6 +8,7 @@ from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
+import torch
 
 from coterie.report.page import write_report
 from coterie.runs.folder import RunFolder
@@ -130,7 +131,7 @@ def test_a_run_that_has_not_ended_is_shown_as_far_as_it_came(tmp_path: Path, mak
 def test_a_regression_shows_its_loss(tmp_path: Path, make_run: MakeRun) -> None:
     run = make_run(accuracy=None)
     lines = [{"round": round, "seconds": 0.5, "accuracy": None, "loss": 1 / round} for round in (1, 2)]
-    run.keep_rounds(0)
+    run.keep_rounds(0, pytest.fail)
     for line in lines:
         run.append(line)
     page = page_of(tmp_path / "report.html", run)
@@ -140,11 +141,49 @@ def test_a_regression_shows_its_loss(tmp_path: Path, make_run: MakeRun) -> None:
 
 
 def test_a_run_without_a_round_has_a_page(tmp_path: Path) -> None:
-    run = RunFolder.create(tmp_path / "run", {"rounds": 5}, {})
+    run = RunFolder.create(tmp_path / "run", {"rounds": 5, "scenario": {}}, {"data_fingerprint": "0123"})
     run.close()
     page = page_of(tmp_path / "report.html", run)
     assert "not finished: 0 of 5 rounds so far." in page.text
     assert "figure" not in page.count
+
+
+# attacks
+
+
+def test_what_an_attack_did_stands_in_place_of_the_spread_over_clients(tmp_path: Path, attacked: MakeRun) -> None:
+    page = page_of(tmp_path / "report.html", attacked("fedcbo", "label-flip"))
+    assert "2 of the clients carry out the attack label-flip." in page.text
+    assert page.rows[0] == [
+        "method", "seeds", "accuracy %", "source accuracy %", "attack success %", "malicious downloads %", "loss",
+        "selection rate", "adjusted Rand", "seconds",
+    ]  # fmt: skip
+    assert page.rows[1] == ["fedcbo", "1", "80.00", "75.00", "12.50", "37.5", "0.2500", "0.600", "0.875", "1.5"]
+    assert "malicious, own cluster" in (tmp_path / "report.html").read_text()
+
+
+def test_without_an_attack_nobody_is_called_malicious(tmp_path: Path, attacked: MakeRun, make_run: MakeRun) -> None:
+    page = page_of(tmp_path / "report.html", attacked("fedcbo", "none"))
+    assert page.rows == page_of(tmp_path / "other.html", make_run("fedcbo")).rows
+    assert "carry out" not in page.text
+    assert "malicious, own cluster" not in (tmp_path / "report.html").read_text()
+
+
+def test_of_several_attacks_it_is_said_which_refused_clients_are_of(tmp_path: Path, attacked: MakeRun) -> None:
+    refused = {"4": {"count": 2, "reason": "non-finite model"}}
+    runs = [attacked("fedcbo", "none"), attacked("fedcbo", "label-flip"), attacked("fedcbo", "NaN", refused=refused)]
+    page = page_of(tmp_path / "report.html", *runs)
+    assert page.rows[:4] == [["attack", "fedcbo"], ["no attack", "80.0"], ["label-flip", "80.0"], ["NaN", "80.0"]]
+    assert page.rows[4:6] == [["attack", "fedcbo"], ["label-flip", "12.5"]]
+    assert "fedcbo, NaN, seed 0: 1 of the clients were refused" in page.text
+    assert ["fedcbo, NaN, seed 0", "4", "2", "non-finite model"] in page.rows
+
+
+def test_who_learns_from_whom_is_not_drawn_where_all_links_are_equal(tmp_path: Path, make_run: MakeRun) -> None:
+    run = make_run("fedavg")
+    run.write_links(0.25 * (1 - torch.eye(6)))  # everybody is in one group
+    assert "Who learns from whom" not in page_of(tmp_path / "report.html", run).text
+    assert "Who learns from whom" in page_of(tmp_path / "report.html", make_run("fedcbo")).text
 
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)

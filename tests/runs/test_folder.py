@@ -7,6 +7,7 @@ import platform
 import signal
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,8 @@ from coterie.errors import ModelError, RunError
 from coterie.runs import folder as runs_folder
 from coterie.runs.folder import RunFolder, environment
 
-CONFIG = {"seed": 0, "method": {"name": "fedcbo", "alpha": 10.0}}
+CONFIG = {"seed": 0, "scenario": {"name": "rotated"}, "method": {"name": "fedcbo", "alpha": 10.0}}
+ENVIRONMENT = {"python": "3.11", "data_fingerprint": "0123"}
 
 
 def refuse(descriptor: int) -> None:
@@ -32,7 +34,7 @@ def no_warning(message: str) -> None:
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Any:
-    with RunFolder.create(tmp_path / "run", CONFIG, {"python": "3.11"}) as created:
+    with RunFolder.create(tmp_path / "run", CONFIG, ENVIRONMENT) as created:
         yield created
 
 
@@ -42,10 +44,10 @@ def folder(tmp_path: Path) -> Any:
 def test_a_run_is_created_with_its_parents_and_found_again(tmp_path: Path) -> None:
     path = tmp_path / "a" / "b"
     assert not RunFolder.holds_a_run(path)
-    RunFolder.create(path, CONFIG, {"threads": 1}).close()
+    RunFolder.create(path, CONFIG, ENVIRONMENT).close()
     assert RunFolder.holds_a_run(path)
     assert RunFolder(path).config == CONFIG
-    assert RunFolder(path).environment == {"threads": 1}
+    assert RunFolder(path).environment == ENVIRONMENT
     assert RunFolder(path).summary() is None
     assert RunFolder(path).clients() is None
     assert RunFolder(path).links() is None
@@ -85,13 +87,13 @@ def test_a_process_that_was_faster_keeps_its_run(tmp_path: Path, monkeypatch: py
 
     def beaten(path: Path) -> Any:
         monkeypatch.setattr(runs_folder, "_locked", lock)
-        RunFolder.create(path, {"seed": 1}, {}).close()
+        RunFolder.create(path, CONFIG | {"seed": 1}, {}).close()
         return lock(path)
 
     monkeypatch.setattr(runs_folder, "_locked", beaten)
     with pytest.raises(RunError, match="already holds a run"):
         RunFolder.create(tmp_path / "run", {"seed": 2}, {})
-    assert RunFolder(tmp_path / "run").config == {"seed": 1}
+    assert RunFolder(tmp_path / "run").config == CONFIG | {"seed": 1}
 
 
 def test_a_creation_that_was_killed_can_be_repeated(tmp_path: Path) -> None:
@@ -173,18 +175,31 @@ def test_a_line_after_a_torn_one_is_whole(folder: RunFolder) -> None:
         warnings: list[str] = []
         assert opened.records(warnings.append) == [{"round": 1}, {"round": 2}]
         assert len(warnings) == 1
-        opened.keep_rounds(2)
+        opened.keep_rounds(2, no_warning)
         assert opened.records(no_warning) == [{"round": 1}, {"round": 2}]
 
 
 def test_later_rounds_are_dropped_when_a_run_goes_back(folder: RunFolder) -> None:
     for round in (1, 2, 3):
         folder.append({"round": round})
-    folder.keep_rounds(2)
+    folder.keep_rounds(2, no_warning)
     folder.append({"round": 3, "again": True})
     assert folder.records(no_warning) == [{"round": 1}, {"round": 2}, {"round": 3, "again": True}]
-    folder.keep_rounds(0)
+    folder.keep_rounds(0, no_warning)
     assert folder.records(no_warning) == []
+
+
+def test_rounds_whose_lines_are_lost_are_named(folder: RunFolder) -> None:
+    lines = ['{"round": 1}', "garbled", '{"x": 1}', '{"round": "4"}', "[5]", '{"round": 6}', '{"round": 7']
+    (folder.path / "metrics.jsonl").write_text("\n".join(lines))
+    warnings: list[str] = []
+    folder.keep_rounds(6, warnings.append)
+    assert folder.records(no_warning) == [{"round": 1}, {"round": 6}]
+    (folder.path / "metrics.jsonl").unlink()
+    folder.keep_rounds(7, warnings.append)
+    assert [text.partition("lost")[2] for text in warnings] == [
+        " and in no sum or figure: 2, 3, 4, 5.", " and in no sum or figure: 1, 2, 3, 4, 5 and 2 more.",
+    ]  # fmt: skip
 
 
 def test_a_full_disk_is_one_clear_message(folder: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -206,11 +221,17 @@ def test_notes_are_kept(folder: RunFolder) -> None:
 # Results
 
 
+SUMMARY = {
+    "label": "fedcbo", "scenario": "rotated", "data": "digits", "rounds_completed": 3, "accuracy": None, "loss": 0.5,
+    "selection_rate": None, "clusters": {}, "refused": {}, "attack": None, "seconds": 1.5,
+}  # fmt: skip
+
+
 def test_results_come_back(folder: RunFolder) -> None:
-    folder.write_summary({"method": "fedcbo", "loss": float("nan")})
+    folder.write_summary(SUMMARY | {"loss": float("nan")})
     folder.write_clients([{"client": 0, "accuracy": 0.5}])
     folder.write_links(torch.eye(3))
-    assert folder.summary() == {"method": "fedcbo", "loss": None}
+    assert folder.summary() == SUMMARY | {"loss": None}
     assert folder.clients() == [{"client": 0, "accuracy": 0.5}]
     links = folder.links()
     assert links is not None
@@ -219,12 +240,27 @@ def test_results_come_back(folder: RunFolder) -> None:
 
 
 def test_a_damaged_file_is_one_clear_message(folder: RunFolder) -> None:
-    (folder.path / "summary.json").write_text("{")
     (folder.path / "links.safetensors").write_bytes(b"torn")
-    with pytest.raises(RunError, match=r"summary.json is damaged"):
-        folder.summary()
-    with pytest.raises(RunError, match=r"links.safetensors is damaged"):
+    with pytest.raises(RunError, match=r"links.safetensors is damaged.*--resume"):
         folder.links()
+
+
+@pytest.mark.parametrize("content", ["", "{", "[1]", "[]", "{}", '[["scenario", 1]]', "null"])
+@pytest.mark.parametrize(
+    ("name", "read", "what_to_do"),
+    [
+        ("config.json", lambda folder: folder.config, "another folder"),
+        ("environment.json", lambda folder: folder.environment, "another folder"),
+        ("summary.json", lambda folder: folder.summary(), "--resume writes all"),
+        ("clients.json", lambda folder: folder.clients(), "--resume writes all"),
+    ],
+)
+def test_a_file_without_what_must_be_in_it_is_one_clear_message(
+    folder: RunFolder, name: str, read: Callable[[RunFolder], Any], what_to_do: str, content: str
+) -> None:
+    (folder.path / name).write_text(content)
+    with pytest.raises(RunError, match=rf"{name} is damaged \(.+\).*{what_to_do}"):
+        read(folder)
 
 
 class Network(nn.Module):

@@ -39,7 +39,8 @@ class _Published:
 
 
 class SimulatedFleet:
-    """The default fleet. Results do not depend on `block` (clients of a block) nor on `threads`.
+    """The default fleet. Results never depend on `threads`. With the loop kernel they do not depend on `block` (clients
+    of a block) either, to the last bit; with the other kernels, to the rounding of float32.
 
     A client whose new memory or reply is refused (core.py, `wrong_rows`) is absent from the replies, what it published
     reaches nobody, and its memory stays as it was before the exchange.

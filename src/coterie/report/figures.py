@@ -16,6 +16,7 @@ Curves = Mapping[str, Sequence[Curve]]  # what a reader calls it -> one curve pe
 _COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00")
 _SYMBOLS = ("circle", "square", "diamond", "triangle-up", "cross", "x", "star")  # 7 and 6: 42 different pairs
 _PATTERNS = ("", "/", "x", ".", "-", "+")
+_BAD, _GOOD = "#FFF3D6", "#56B4E9"  # cells of a heat map: black numbers are read on both and on all between
 _MOST_CELLS = 300  # clients a side of the matrix; beyond, neighbours are averaged
 _MOST_POINTS = 5000
 
@@ -85,7 +86,9 @@ def shares_by_method(shares: Mapping[str, Mapping[str, float]], what: str) -> go
     return figure
 
 
-def heat_map(values: Sequence[Sequence[float | None]], rows: Sequence[str], columns: Sequence[str]) -> go.Figure:
+def heat_map(
+    values: Sequence[Sequence[float | None]], rows: Sequence[str], columns: Sequence[str], more_is_better: bool
+) -> go.Figure:
     """A number between 0 and 1 for each row and column, written into its cell in percent; None is left empty."""
     figure = _figure("", percent=False).update_xaxes(title_text=None, type="category", showgrid=False, side="top")
     figure.add_heatmap(
@@ -96,7 +99,8 @@ def heat_map(values: Sequence[Sequence[float | None]], rows: Sequence[str], colu
         zmax=1,
         text=[["" if value is None else f"{100 * value:.1f}" for value in row] for row in values],
         texttemplate="%{text}",
-        colorscale="Cividis",
+        textfont={"color": "black"},
+        colorscale=(_BAD, _GOOD) if more_is_better else (_GOOD, _BAD),
         colorbar={"thickness": 12, "outlinewidth": 0, "tickformat": ".0%"},
         hovertemplate="%{y}, %{x}: %{text} %<extra></extra>",
     )

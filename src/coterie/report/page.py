@@ -25,7 +25,7 @@ class _Run:
     """What the page needs of a run folder."""
 
     label: str
-    attack: str  # what it met, "" if nobody was malicious
+    attack: str  # what it met, "" if nobody attacked
     seed: Any
     config: dict[str, Any]
     environment: dict[str, Any]
@@ -33,6 +33,11 @@ class _Run:
     summary: dict[str, Any]  # empty while the run has not ended
     links: NDArray[Any] | None
     remarks: list[str]
+
+    @property
+    def named(self) -> str:
+        """What tells it from the others."""
+        return ", ".join(filter(None, (self.label, self.attack, f"seed {self.seed}")))
 
     def number(self, *keys: str) -> float | None:
         """A value of the summary, or of the last round that has it."""
@@ -60,7 +65,7 @@ def write_report(path: Path, runs: Sequence[RunFolder], title: str) -> None:
     several = len({run.attack for run in shown}) > 1
     groups: dict[str, list[_Run]] = {}
     for run in shown:
-        groups.setdefault(f"{run.label}, {run.attack or 'nobody malicious'}" if several else run.label, []).append(run)
+        groups.setdefault(f"{run.label}, {run.attack or _NO_ATTACK}" if several else run.label, []).append(run)
     pictures = _matrices(shown) if several else _figures(groups)
     drawn = [_drawn(number, *picture) for number, picture in enumerate(pictures, start=1)]
     headline = _headline(groups)
@@ -81,9 +86,7 @@ def _read(folder: RunFolder) -> _Run:
     method = summary.get("method") or _dig(config, "method", "name") or folder.path.name
     return _Run(
         label=str(summary.get("label") or method),
-        attack=str(
-            _dig(summary, "attack", "label") or _dig(config, "attack", "label") or _dig(config, "attack", "name") or ""
-        ),
+        attack=_attack(summary.get("attack") or config.get("attack")),
         seed=summary.get("seed", config.get("seed")),
         config=config,
         environment=folder.environment,
@@ -92,6 +95,14 @@ def _read(folder: RunFolder) -> _Run:
         links=None if links is None else links.numpy(),
         remarks=remarks,
     )
+
+
+_NO_ATTACK = "no attack"
+
+
+def _attack(table: Mapping[str, Any] | None) -> str:
+    """What an attack is called; nothing if it is the one that consists in doing nothing."""
+    return str(table.get("label") or table.get("name")) if table and table.get("name") != "none" else ""
 
 
 # What is said
@@ -113,7 +124,7 @@ def _sentence(runs: Sequence[_Run]) -> str:
 
 def _attackers(runs: Sequence[_Run]) -> str:
     """Who is malicious, in a sentence of its own."""
-    numbers = {len(found) for run in runs if (found := _dig(run.summary, "attack", "malicious")) is not None} - {0}
+    numbers = {len(_dig(run.summary, "attack", "malicious") or ()) for run in runs if run.attack} - {0}
     attacks = [name for name in dict.fromkeys(run.attack for run in runs) if name]
     if not numbers or not attacks:
         return ""
@@ -139,20 +150,24 @@ _OF_ATTACKS: tuple[_Column, ...] = (
     ("malicious downloads %", ("attack", "selected_malicious"), 100, ".1f"),
     ("their weight %", ("attack", "weight_malicious"), 100, ".1f"),
 )
+_UNATTACKED = ("std %", "lowest %", "highest %")  # what gives way to those of attacks, so that a page holds them all
 _WITH_SPREAD = ("accuracy %", "selection rate", "attack success %")  # where that over the seeds is worth the width
 
 
 def _headline(groups: _Groups) -> str:
     attacked = any(run.attack for runs in groups.values() for run in runs)
-    columns = _COLUMNS[:1] + _OF_ATTACKS + _COLUMNS[1:] if attacked else _COLUMNS
+    columns = _COLUMNS
+    if attacked:
+        known = [column for column in _OF_ATTACKS if any(_cell(runs, column) != "–" for runs in groups.values())]
+        columns = (_COLUMNS[0], *known, *(column for column in _COLUMNS[1:] if column[0] not in _UNATTACKED))
     head = ["method", "seeds", *(column[0] for column in columns)]
     rows = [[label, str(len(runs)), *(_cell(runs, column) for column in columns)] for label, runs in groups.items()]
     table = _table("Results on the clients' own test data", head, rows)
     several = any(len(runs) > 1 for runs in groups.values())
     averaged = " Means over the seeds; ± is their sample standard deviation." if several else ""
-    honest = " All of honest clients: source accuracy is that on the examples the attack aims at, attack success the "
+    honest = "All of honest clients: source accuracy is that on the examples the attack aims at, attack success the "
     honest += "share of them called what it wants, downloads and weight are shares of all, mean over the rounds."
-    about = f"std, lowest and highest are over the clients.{averaged}{honest if attacked else ''}"
+    about = f"{honest if attacked else 'std, lowest and highest are over the clients.'}{averaged}"
     return f'{table}<p class="soft">{about}</p>'
 
 
@@ -164,28 +179,29 @@ def _matrix(runs: Sequence[_Run], *keys: str) -> tuple[list[str], list[str], lis
         if (value := run.number(*keys)) is not None:
             cells.setdefault((run.attack, run.label), []).append(value)
     values = [[fmean(cells[a, m]) if (a, m) in cells else None for m in methods] for a in attacks]
-    return [attack or "nobody malicious" for attack in attacks], methods, values
+    return [attack or _NO_ATTACK for attack in attacks], methods, values
 
 
-_MATRICES: tuple[tuple[str, tuple[str, ...]], ...] = (
-    ("Accuracy of honest clients, in %", ("accuracy", "mean")),
+_Matrix = tuple[str, list[str], list[str], list[list[float | None]], bool]  # caption, attacks, methods, values, good
+_MATRICES: tuple[tuple[str, tuple[str, ...], bool], ...] = (  # caption, where it is, whether more is better
+    ("Accuracy of honest clients, in %", ("accuracy", "mean"), True),
     ("Attack success, in %: the share of the examples an attack aims at that honest clients' models call what it wants",
-     ("attack", "success_rate")),
+     ("attack", "success_rate"), False),
 )  # fmt: skip
 
 
-def _filled(runs: Sequence[_Run]) -> Iterator[tuple[str, list[str], list[str], list[list[float | None]]]]:
+def _filled(runs: Sequence[_Run]) -> Iterator[_Matrix]:
     """Those of the matrices that hold anything, without the attacks about which they say nothing."""
-    for caption, keys in _MATRICES:
+    for caption, keys, good in _MATRICES:
         attacks, methods, values = _matrix(runs, *keys)
         known = [row for row, found in enumerate(values) if any(value is not None for value in found)]
         if known:
-            yield caption, [attacks[row] for row in known], methods, [values[row] for row in known]
+            yield caption, [attacks[row] for row in known], methods, [values[row] for row in known], good
 
 
 def _matrix_tables(runs: Sequence[_Run]) -> list[str]:
     tables = []
-    for caption, attacks, methods, values in _filled(runs):
+    for caption, attacks, methods, values, _ in _filled(runs):
         rows = [
             [attack, *("–" if value is None else f"{100 * value:.1f}" for value in found)]
             for attack, found in zip(attacks, values, strict=True)
@@ -195,8 +211,9 @@ def _matrix_tables(runs: Sequence[_Run]) -> list[str]:
 
 
 def _matrices(runs: Sequence[_Run]) -> "Iterator[_Figure]":
-    for caption, attacks, methods, values in _filled(runs):
-        yield figures.heat_map(values, attacks, methods), f"{caption}: a row is an attack, a column a method."
+    for caption, attacks, methods, values, good in _filled(runs):
+        said = f"{caption}: a row is an attack, a column a method; the bluer, the better for honest clients."
+        yield figures.heat_map(values, attacks, methods, good), said
 
 
 def _folded(title: str, content: str) -> str:
@@ -222,7 +239,7 @@ def _remarks(runs: Sequence[_Run]) -> str:
     about: dict[str, list[str]] = {}  # what is true of several runs is said once
     for run in runs:
         for remark in (*run.remarks, *_counted(run)):
-            about.setdefault(remark, []).append(f"{run.label}, seed {run.seed}")
+            about.setdefault(remark, []).append(run.named)
     if not about:
         return ""
     items = [f"{'; '.join(names)}: {remark}" if len(runs) > 1 else remark for remark, names in about.items()]
@@ -251,11 +268,7 @@ def _refusals(run: _Run) -> dict[str, tuple[int, str]]:
 
 
 def _refused(runs: Sequence[_Run]) -> str:
-    rows = [
-        [f"{run.label}, seed {run.seed}", client, str(count), why]
-        for run in runs
-        for client, (count, why) in _refusals(run).items()
-    ]
+    rows = [[run.named, client, str(count), why] for run in runs for client, (count, why) in _refusals(run).items()]
     if not rows:
         return ""
     table = _table("Clients whose answer was kept from all others.", ["run", "client", "times", "reason"], rows)
@@ -263,9 +276,7 @@ def _refused(runs: Sequence[_Run]) -> str:
 
 
 def _settings(runs: Sequence[_Run]) -> str:
-    settings = [
-        {"run": f"{run.label}, seed {run.seed}", "config": run.config, "environment": run.environment} for run in runs
-    ]
+    settings = [{"run": run.named, "config": run.config, "environment": run.environment} for run in runs]
     return f"<pre>{escape(json.dumps(settings, indent=2))}</pre>"
 
 
@@ -282,7 +293,8 @@ def _figures(groups: _Groups) -> Iterator[_Figure]:
         yield figures.curves_by_round(accuracy, "accuracy"), f"Accuracy by round, mean over the clients.{band}"
     elif loss:
         yield figures.curves_by_round(loss, "loss", percent=False), f"Loss by round, mean over the clients.{band}"
-    yield from _attack_figures(groups, band)
+    if any(run.attack for runs in groups.values() for run in runs):
+        yield from _attack_figures(groups, band)
     yield from _client_figures(groups)
     yield from _link_figures(groups)
     selection = _curves(groups, "selection_rate")
@@ -346,9 +358,9 @@ def _per_client(run: _Run) -> list[float]:
 
 
 def _link_figures(groups: _Groups) -> Iterator[_Figure]:
-    """Of the first run of each label that learned from anybody."""
+    """Of the first run of each label in which some learned more from each other than others did."""
     for label, runs in groups.items():
-        run = next((run for run in runs if run.links is not None and np.any(run.links)), None)
+        run = next((run for run in runs if run.links is not None and _differ(run.links)), None)
         if run is None or run.links is None:
             continue
         true, found = _dig(run.summary, "clusters", "true"), _dig(run.summary, "clusters", "found")
@@ -356,6 +368,12 @@ def _link_figures(groups: _Groups) -> Iterator[_Figure]:
         caption = f"Who learns from whom: {label}, seed {run.seed}. A row learns from the columns that are bright."
         note = " Lines separate the clusters." if true or found else ""
         yield figures.links_matrix(run.links, true or found, order), caption + note
+
+
+def _differ(links: NDArray[Any]) -> bool:
+    """Whether the links between different clients are not all equal."""
+    between = links[~np.eye(len(links), dtype=bool)]
+    return bool(np.any(between != between[:1]))
 
 
 def _drawn(number: int, figure: go.Figure, caption: str) -> str:
@@ -414,17 +432,18 @@ _PAGE = Template("""<!doctype html>
 @media (prefers-color-scheme: dark) {
   :root { --text: #e6e8eb; --page: #14171c; --line: #3a414b; --soft: #a3acb8; --note: #2b2616; }
 }
-body { margin: 0 auto; max-width: 62rem; padding: 1rem; color: var(--text); background: var(--page);
+body { margin: 0 auto; max-width: 72rem; padding: 1rem; color: var(--text); background: var(--page);
   font: 1rem/1.5 system-ui, sans-serif; overflow-wrap: anywhere; }
 h1 { font-size: 1.6rem; line-height: 1.25; }
 h2 { font-size: 1.1rem; margin: 0; }
 .wide { overflow-x: auto; overflow-wrap: normal; }
-table { border-collapse: collapse; width: 100%; font-variant-numeric: tabular-nums; }
+table { border-collapse: collapse; width: 100%; font-size: 0.9rem; font-variant-numeric: tabular-nums; }
 .soft { margin: 0; }
 caption, figcaption, .soft { text-align: left; color: var(--soft); font-size: 0.9rem; padding: 0.4rem 0; }
-th, td { padding: 0.35rem 0.5rem; border-bottom: 1px solid var(--line); text-align: right; white-space: nowrap; }
+th, td { padding: 0.35rem 0.4rem; border-bottom: 1px solid var(--line); text-align: right; white-space: nowrap; }
 thead th { white-space: normal; vertical-align: bottom; overflow-wrap: normal; }
 th:first-child { text-align: left; position: sticky; left: 0; background: var(--page); }
+tbody th { white-space: normal; min-width: 8rem; }
 figure { margin: 2rem 0; }
 .remarks { background: var(--note); padding: 0.75rem 1rem; border-radius: 0.4rem; margin: 1rem 0; }
 .remarks ul { margin: 0.25rem 0 0; padding-left: 1.2rem; }

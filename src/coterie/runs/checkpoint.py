@@ -43,7 +43,7 @@ def latest(folder: Path, warn: Callable[[str], None]) -> Checkpoint | None:
         damage = _damage(path)
         if damage is None:
             return Checkpoint(_round(path), _load(path), path)
-        warn(f"checkpoint {path.name} is damaged ({damage}): falling back to the one before.")
+        warn(f"checkpoint {path.name} is damaged ({damage}) and was passed over.")
     return None
 
 
@@ -85,6 +85,6 @@ def _refusal(folder: Path, round: int, error: OSError) -> str:
     intact = (
         f"The checkpoint of round {_round(before[-1])} is intact: mend that, then continue from it with --resume."
         if before
-        else "There is none of an earlier round: mend that, then start again."
+        else "There is none of an earlier round: mend that, then --resume, which begins again with round 1."
     )
     return f"the checkpoint of round {round} could not be written to {folder} ({reason(error)}). {intact}"

@@ -27,7 +27,8 @@ def write_atomically(path: Path, content: bytes | str) -> None:
     except OSError as error:
         with suppress(OSError):
             temporary.unlink(missing_ok=True)
-        raise RunError(f"{path} could not be written ({reason(error)}). Mend that and try again.") from error
+        what_to_do = "Mend that and try again; a run that has begun goes on with --resume."
+        raise RunError(f"{path} could not be written ({reason(error)}). {what_to_do}") from error
 
 
 def write_tensors(

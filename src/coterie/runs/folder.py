@@ -33,6 +33,16 @@ Layout = Sequence[tuple[str, Sequence[int]]]  # names and shapes, in the order t
 
 _LOCK = ".lock"
 _OF_A_CREATION = {_LOCK, "environment.json", "environment.json.tmp", "config.json.tmp"}  # may be left by a killed one
+_NEEDED = {  # what the files must hold to be used
+    "config.json": {"scenario"},
+    "environment.json": {"data_fingerprint"},
+    "clients.json": {"clients"},
+    "summary.json": {
+        "label", "scenario", "data", "rounds_completed", "accuracy", "loss", "selection_rate", "clusters", "refused",
+        "attack", "seconds",
+    },
+}  # fmt: skip
+_WRITE_ANEW = "Remove summary.json from its folder, then --resume writes all results anew."
 
 
 class RunFolder:
@@ -126,11 +136,16 @@ class RunFolder:
 
     def records(self, warn: Callable[[str], None]) -> list[dict[str, Any]]:
         """The lines of all rounds; `warn` is told of a line that is torn or damaged, which is left out."""
-        return self._lines("metrics.jsonl", warn)
+        return self._lines("metrics.jsonl", "round", int, warn)
 
-    def keep_rounds(self, last: int) -> None:
-        """Drop the lines of later rounds, and damaged ones: they will be run again."""
+    def keep_rounds(self, last: int, warn: Callable[[str], None]) -> None:
+        """Drop the lines of later rounds, which will be run again, and damaged ones; `warn` is told what is lost."""
         kept = [record for record in self.records(warn=_say_nothing) if record["round"] <= last]
+        lost = sorted({*range(1, last + 1)} - {record["round"] for record in kept})
+        if lost:
+            more = f" and {len(lost) - 5} more" if len(lost) > 5 else ""
+            rounds = ", ".join(map(str, lost[:5])) + more
+            warn(f"metrics.jsonl was damaged: what it held of these rounds is lost and in no sum or figure: {rounds}.")
         write_atomically(self.path / "metrics.jsonl", "".join(_json(record) + "\n" for record in kept))
 
     def add_note(self, text: str) -> None:
@@ -139,7 +154,7 @@ class RunFolder:
 
     def notes(self) -> list[str]:
         """All notes, oldest first."""
-        return [line["note"] for line in self._lines("notes.jsonl", _say_nothing)]
+        return [line["note"] for line in self._lines("notes.jsonl", "note", str, _say_nothing)]
 
     # What comes out
 
@@ -213,18 +228,28 @@ class RunFolder:
 
     def _read(self, name: str) -> dict[str, Any]:
         try:
-            return dict(json.loads(self._text(name)))
+            content = json.loads(self._text(name))
+            if not isinstance(content, dict) or not content.keys() >= _NEEDED[name]:
+                raise ValueError(f"it is no table with {', '.join(sorted(_NEEDED[name]))}")
         except ValueError as error:
-            raise RunError(f"{self.path / name} is damaged ({error}). Run it anew in another folder.") from error
+            lasting = name in ("config.json", "environment.json")
+            what_to_do = "Put back a copy of it, or run it anew in another folder." if lasting else _WRITE_ANEW
+            raise RunError(f"{self.path / name} is damaged ({error}). {what_to_do}") from error
+        return content
 
-    def _lines(self, name: str, warn: Callable[[str], None]) -> list[dict[str, Any]]:
+    def _lines(self, name: str, key: str, kind: type, warn: Callable[[str], None]) -> list[dict[str, Any]]:
+        """The lines of a file that are whole: tables with that key, whose value is of that kind."""
         records = []
         for number, line in enumerate(self._text(name).split("\n"), start=1):
             if not line:
                 continue
             try:
-                records.append(dict(json.loads(line)))
-            except (ValueError, TypeError):
+                record = json.loads(line)
+            except ValueError:
+                record = None
+            if isinstance(record, dict) and isinstance(record.get(key), kind):
+                records.append(record)
+            else:
                 warn(f"line {number} of {name} is torn or damaged and was left out.")
         return records
 
@@ -289,7 +314,7 @@ def _tensors_of(path: Path) -> Iterator[Any]:
         with safe_open(path, framework="pt") as file:
             yield file
     except (OSError, SafetensorError) as error:
-        raise RunError(f"{path} is damaged ({error}). Write it anew with --resume.") from error
+        raise RunError(f"{path} is damaged ({error}). {_WRITE_ANEW}") from error
 
 
 def _refuse_unless_empty(path: Path) -> None:
