@@ -1,7 +1,9 @@
 """What bad input gets: exit code 2, one clear message, no traceback, and nothing half-written."""
 
 import subprocess
+import sys
 from pathlib import Path
+from unittest.mock import patch
 
 import numpy as np
 import pytest
@@ -9,6 +11,7 @@ import torch
 from torch import nn
 
 import coterie as library
+from coterie.cli import main
 from coterie.errors import ConfigError, CoterieError, DataError, ModelError, RunError
 from program import SCRIPT, SMALL, Ended, Listener, coterie, file, results, toml
 
@@ -45,6 +48,19 @@ def contents(folder: Path) -> dict[str, bytes]:
         ("device=cudaa", ["device: got 'cudaa'", "cpu"]),
         ("device=meta", ["device: got 'meta'", "cpu"]),
         ("model.hidden=[0]", ["model.hidden.0: got 0", "greater than 0"]),
+        ("train.lr=1e308", ["train.lr: got 1e+308", "less than or equal to 1000000"]),
+        ("train.weight_decay=1e308", ["train.weight_decay: got 1e+308", "less than or equal to 1000000"]),
+        ("train.epochs=1000000000000", ["train.epochs: got 1000000000000", "less than or equal to 10000"]),
+        (f"train.epochs={10**30}", [f"train.epochs: got {10**30}", "less than or equal to 10000"]),
+        (f"train.batch_size={10**30}", [f"train.batch_size: got {10**30}", "less than or equal to"]),
+        ("method.epsilon_decay=inf", ["method.epsilon_decay: got inf", "less than or equal to 1"]),
+        ("scenario.clients=1000000000000", ["scenario.clients: got 1000000000000", "less than or equal to 10000000"]),
+        ('model={name="cnn", hidden=9223372036854775808}', ["model.hidden: got 9223372036854775808", "1000000"]),
+        ('method={name="ifca", clusters=7}', ["method.clusters: got 7", "1 to 6, the number of clients"]),
+        (
+            'attack={name="backdoor", size=9, malicious_per_cluster=1}',
+            ["attack.size: got 9", "1 to 8, for it must fit an example"],
+        ),
     ],
 )
 def test_a_setting_that_cannot_be_is_explained_and_nothing_is_written(
@@ -117,7 +133,7 @@ def test_a_mistyped_command_line_is_answered_with_the_nearest(file: Path, argume
         (["data", "fetch", "mnits"], 'Did you mean "mnist"?'),
         (["run", "small.toml", "--seed", "-1"], "seed: got -1"),
         (["compare", "small.toml", "--seeds", "0,a", "--out", "out"], "--seeds: got '0,a'"),
-        (["compare", "small.toml", "--seeds", "-1", "--out", "out"], "seed: got -1"),
+        (["compare", "small.toml", "--seeds", "-1", "--out", "out"], "compare.seeds.0: got -1"),
         (["compare", "small.toml", "--methods", "fedcb", "--out", "out"], 'Did you mean "fedcbo"?'),
         (["compare", "small.toml", "--methods", "local,local", "--out", "out"], "twice"),
     ],
@@ -126,6 +142,41 @@ def test_a_wrong_name_or_number_is_named(file: Path, arguments: list[str], words
     assert words in said(coterie(*arguments))
     assert not Path("out").exists()
     assert not Path("runs").exists()
+
+
+@pytest.mark.parametrize(
+    ("setting", "words"),
+    [
+        ("methods=[{}]", "compare.methods.0.name: got ''"),
+        ("attacks=[{}]", "compare.attacks.0.name: got ''"),
+        ('methods=["local", {name = "fedavg", with = {method = {}}}]', "compare.methods.1.with.method: got {}"),
+        ('methods=[{name = "fedavg", with = {compare = {}}}]', "compare.methods.0.with.compare: got {}"),
+        ('methods=[{name = "fedavg", with = {rounds = 0}}]', "compare, fedavg: rounds: got 0"),
+        ('methods=[{name = "ifca", clusters = 7, label = "many"}]', "compare, many: method.clusters: got 7"),
+        ('attacks=["none", {name = "stale", age = 0}]', "compare.attacks.1.age: got 0"),
+        ("seeds=[0, -1]", "compare.seeds.1: got -1"),
+    ],
+)
+def test_a_mistake_in_a_comparison_is_told_with_its_entry(file: Path, setting: str, words: str) -> None:
+    assert words in said(coterie("compare", file, "--out", "out", "--set", f"compare.{setting}"))
+    assert not Path("out").exists()
+
+
+def test_an_attack_beside_listed_attacks_is_refused(file: Path) -> None:
+    methods = '["local", {name = "fedavg", with = {attack = {name = "none", malicious_per_cluster = 0}}}]'
+    settings = ["--set", f"compare.methods={methods}", "--set", "rounds=1", "--out", "out"]
+    message = said(coterie("compare", file, *settings, "--set", 'compare.attacks=["none"]'))
+    assert "compare.methods.1.with.attack" in message
+    assert not Path("out").exists()
+    assert coterie("compare", file, *settings).code == 0
+
+
+@pytest.mark.parametrize("entry", [{}, {"label": "x"}])
+def test_an_entry_given_in_python_needs_a_name_too(tmp_path: Path, entry: dict[str, str]) -> None:
+    for asked in ({"methods": [entry]}, {"attacks": [entry]}):
+        with pytest.raises(ConfigError, match=r"compare\..*0\.name: got ''"):
+            library.compare(SMALL, out=tmp_path / "out", **asked)  # type: ignore[arg-type]
+    assert not (tmp_path / "out").exists()
 
 
 @pytest.mark.parametrize(
@@ -160,6 +211,67 @@ def test_a_folder_that_holds_something_else_is_left_as_it_is(file: Path) -> None
     assert contents(out) == {"thesis.tex": b"years of work"}
     assert "small.toml is a file" in said(coterie("run", file, "--out", "small.toml"))
     assert file.read_text() == toml(SMALL)
+
+
+@pytest.mark.parametrize("command", ["compare", "attack"])
+def test_a_comparison_leaves_a_foreign_folder_as_it_is(file: Path, command: str) -> None:
+    out = Path("out")
+    out.mkdir()
+    (out / "thesis.tex").write_text("years of work")
+    few = ["--set", "rounds=1", "--set", "attack.malicious_per_cluster=1"]
+    assert "already holds other files" in said(coterie(command, file, "--out", out, *few))
+    assert contents(out) == {"thesis.tex": b"years of work"}
+    assert "small.toml is a file" in said(coterie(command, file, "--out", "small.toml", *few))
+
+
+@pytest.mark.parametrize("left", ["fedavg-seed0/.lock", "earlier/config.json", "comparison.json"])
+def test_a_folder_in_which_a_comparison_began_is_continued(file: Path, left: str) -> None:
+    (Path("out") / left).parent.mkdir(parents=True)
+    (Path("out") / left).write_text("")
+    assert coterie("compare", file, "--out", "out", "--methods", "fedavg", "--set", "rounds=1").code == 0
+    assert Path("out/fedavg-seed0/summary.json").exists()
+
+
+LONG = 300 * "a"
+
+
+@pytest.mark.parametrize(
+    "arguments", [["run", "small.toml", "--out", LONG], ["compare", "small.toml", "--out", LONG], ["run", LONG]]
+)
+def test_a_path_that_the_system_refuses_is_told_in_one_line(file: Path, arguments: list[str]) -> None:
+    assert f"{LONG}" in said(coterie(*arguments))
+
+
+@pytest.mark.parametrize("folder", [LONG, "~nobody-of-this-name/x"])
+@pytest.mark.parametrize("arguments", [["data"], ["run", "small.toml", "--set", "scenario.data=mnist"]])
+def test_a_data_folder_that_cannot_be_is_named(
+    file: Path, monkeypatch: pytest.MonkeyPatch, folder: str, arguments: list[str]
+) -> None:
+    monkeypatch.setenv("COTERIE_DATA", folder)
+    assert said(coterie(*arguments)).startswith(f"error: COTERIE_DATA: got '{folder}'")
+
+
+@pytest.mark.parametrize(
+    ("error", "told"),
+    [
+        (MemoryError(), True),
+        (RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 8192 bytes"), True),
+        (OSError(28, "No space left on device"), True),
+        (RuntimeError("a defect"), False),
+    ],
+)
+def test_what_the_machine_lacks_is_told_and_a_defect_is_not_hidden(
+    monkeypatch: pytest.MonkeyPatch, error: Exception, told: bool
+) -> None:
+    def fail() -> Path:
+        raise error
+
+    monkeypatch.setattr("coterie.data.data_folder", fail)
+    if told:
+        said(coterie("data"))
+    else:
+        with pytest.raises(RuntimeError, match="a defect"), patch.object(sys, "argv", ["coterie", "data"]):
+            main()
 
 
 def test_resuming_nothing_is_refused(file: Path) -> None:
@@ -213,6 +325,24 @@ def test_a_model_whose_output_does_not_fit_the_labels_is_refused(tmp_path: Path)
     assert "its output for one example is (5,); the labels need (3,)" in message
     assert "cannot take the data" in refused(ModelError, tmp_path, clients(), nn.Linear(7, 3))
     assert library.run(TABLES, federation=clients(), model=network(), out=tmp_path / "out").completed
+
+
+def test_what_is_no_federation_or_no_model_is_refused(tmp_path: Path) -> None:
+    assert "federation: got 'list'" in refused(ConfigError, tmp_path, [clients()], network())  # type: ignore[arg-type]
+    assert "federation: got 'list'" in refused(ConfigError, tmp_path, [], network())  # type: ignore[arg-type]
+    assert "model: got 3" in refused(ModelError, tmp_path, clients(), 3)  # type: ignore[arg-type]
+
+
+def test_malicious_clients_with_own_data_bring_their_own_examples(tmp_path: Path) -> None:
+    attack = {"name": "silent", "malicious": [0]}
+    with pytest.raises(ConfigError, match=r"attack\.malicious_examples: got 5; allowed: nothing with data of your own"):
+        library.run(
+            TABLES | {"attack": attack | {"malicious_examples": 5}},
+            federation=clients(), model=network(), out=tmp_path / "out",
+        )  # fmt: skip
+    assert not (tmp_path / "out").exists()
+    tables = TABLES | {"attack": attack}
+    assert library.run(tables, federation=clients(), model=network(), out=tmp_path / "out").completed
 
 
 def test_own_data_without_a_model_is_refused(tmp_path: Path) -> None:

@@ -1,5 +1,7 @@
 """The commands: what they print, and that they are quick about it."""
 
+import os
+import signal
 import subprocess
 import sys
 import tomllib
@@ -96,6 +98,57 @@ def test_every_option_is_listed_with_its_default(
             row = next(line.split(maxsplit=1) for line in section if line.split()[:1] == [key])
             default = option.get_default(call_default_factory=True)
             assert row[1].startswith(str(default)), (name, key)
+
+
+def test_what_looks_like_markup_is_printed_as_it_is(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
+    label = "[/red]x [bold]y :bug:"
+    ended = coterie("run", file, "--out", "out", "--set", f'label="{label}"', "--set", "rounds=1")
+    assert ended.code == 0
+    assert label in ended.out
+    assert ended.err.startswith(f"{label}: round 1 of 1")
+    assert label in coterie("compare", file, "--set", f'compare.methods=[{{name="local", label="{label}"}}]').out
+    assert label in coterie("run", file, "--set", f'model.name="{label}"').err
+    assert "unset: that of [attack]" in coterie("settings").out
+
+
+@pytest.mark.parametrize(
+    ("pressed_at", "code"), [("coterie.display", 130), ("torch", 130), ("numpy", 130), ("never", 2)]
+)
+def test_ctrl_c_during_an_import_ends_the_program_without_a_word(pressed_at: str, code: int) -> None:
+    """torch would take an interrupted import of numpy for a numpy that is not there."""
+    script = (
+        "import signal, sys\nfrom coterie.cli import main\n"
+        "class Presses:\n"
+        "    def find_spec(self, name, path=None, target=None):\n"
+        "        if name == sys.argv[2]: sys.meta_path.remove(self); signal.raise_signal(signal.SIGINT)\n"
+        "sys.meta_path.insert(0, Presses())\nsys.argv[1:1] = ['run']\nmain()"
+    )
+    ended = subprocess.run([sys.executable, "-c", script, pressed_at], capture_output=True, text=True, check=False)
+    assert ended.returncode == code
+    assert (ended.stdout + ended.stderr == "") is (code == 130)  # else it is named as no file
+
+
+def test_ctrl_c_elsewhere_ends_the_program_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("coterie.data.data_folder", lambda: signal.raise_signal(signal.SIGINT))
+    ended = coterie("data")
+    assert (ended.code, ended.out, ended.err) == (130, "", "")
+
+
+@pytest.mark.parametrize("encoding", ["ascii", "utf-8"])
+def test_letters_that_the_output_lacks_are_replaced(encoding: str) -> None:
+    environment = {**os.environ, "PYTHONIOENCODING": encoding}
+    ended = subprocess.run([SCRIPT, "methods", "fedcb2o"], capture_output=True, env=environment, check=True)
+    assert ("FedCB?O" if encoding == "ascii" else "FedCB²O") in ended.stdout.decode()
+    assert ended.stderr == b""
+
+
+@pytest.mark.parametrize(
+    ("where", "code", "words"), [(">&-", 0, ""), (">/dev/full", 2, "error: No space left on device.\n")]
+)
+def test_an_output_that_takes_nothing_leaves_no_traceback(where: str, code: int, words: str) -> None:
+    ended = subprocess.run(["sh", "-c", f'"$0" models {where}', SCRIPT], capture_output=True, text=True, check=False)
+    assert (ended.returncode, ended.stderr) == (code, words)
 
 
 def test_one_method_alone_can_be_listed() -> None:

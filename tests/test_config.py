@@ -9,7 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from coterie.config import TABLES, Config, merged, parse, put, read, replaced
+from coterie.clients import Train
+from coterie.config import TABLES, Config, merged, parse, put, read, replaced, validated
 from coterie.data import SCENARIOS
 from coterie.errors import ConfigError
 from coterie.methods import METHODS
@@ -125,7 +126,7 @@ def test_a_key_like_no_other_gets_the_list_alone() -> None:
         ("save_models=1", "got 1", "boolean"),
         ("label=3", "got 3", "string"),
         ("train=3", "got 3", "a table"),
-        ("train.lr=nan", "got nan", "finite"),
+        ("train.lr=nan", "got nan", "less than or equal to 1000000"),
         ("train.momentum=1", "got 1", "less than 1"),
         ("scenario=[1]", "got [1]", "a table such as [scenario]"),
         ("scenario.data=mnits", "got 'mnits'", '"fashion-mnist"'),
@@ -208,6 +209,19 @@ def test_a_malformed_setting_is_refused(setting: str) -> None:
         put({"rounds": 3}, setting)
 
 
+def test_a_file_may_begin_with_a_byte_order_mark(tmp_path: Path) -> None:
+    path = tmp_path / "some.toml"
+    path.write_bytes(b"\xef\xbb\xbfrounds = 3\n")
+    assert read(path) == {"rounds": 3}
+
+
+def test_a_number_of_thousands_of_digits_is_no_number(tmp_path: Path) -> None:
+    assert changed(f"rounds={'1' * 5000}")["rounds"] == "1" * 5000
+    assert changed(f"rounds={'1' * 4000}")["rounds"] == int("1" * 4000)
+    with pytest.raises(ConfigError, match="not valid TOML"):
+        read(written(tmp_path, f"rounds = {'1' * 5000}"))
+
+
 def test_settings_are_put_over_the_file(tmp_path: Path) -> None:
     path = written(tmp_path, "rounds = 3\nseed = 5\n")
     assert read(path, ["rounds=7"]) == {"rounds": 7, "seed": 5}
@@ -252,6 +266,17 @@ def test_every_option_says_what_it_means() -> None:
     for kind in (Config, *METHODS.values(), *SCENARIOS.values(), *MODELS.values()):
         silent = [key for key, field in kind.model_fields.items() if key != "name" and not field.description]
         assert not silent, f"{kind.__name__}: {silent}"
+
+
+@pytest.mark.parametrize("number", [float("inf"), 1e308, 10**30, -(10**30)])
+def test_no_option_takes_a_number_that_nothing_could_compute(number: float) -> None:
+    tables: list[tuple[str, Any]] = [("", Config), ("train.", Train)]
+    tables += [(f"{table}.", kind) for table, (kinds, _) in TABLES.items() for kind in kinds.values()]
+    for prefix, kind in tables:
+        for key, field in kind.model_fields.items():
+            if field.annotation in (int, float, int | None, float | None):
+                with pytest.raises(ConfigError, match=rf"^{prefix}{key}: got "):
+                    validated(kind, {key: number}, prefix)
 
 
 SCALARS = st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5) | st.dates()

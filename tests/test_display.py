@@ -81,6 +81,17 @@ def test_a_bar_shows_rounds_accuracy_and_time_left_on_a_terminal() -> None:
     assert "[not markup] done" in printed.getvalue()
 
 
+def test_a_label_that_looks_like_markup_is_shown_as_it_is() -> None:
+    printed = io.StringIO()
+    for display in (Bar(Console(file=printed, force_terminal=True, width=140)), Lines(Console(file=printed))):
+        display.begin("[/red]x", 1)
+        display.round(record(1))
+        display.end()
+        display.say("stopped after [bold]x :bug:")
+    assert printed.getvalue().count("[/red]x") >= 2
+    assert printed.getvalue().count("stopped after [bold]x :bug:") == 2
+
+
 def test_two_runs_after_each_other_have_a_bar_each() -> None:
     printed = io.StringIO()
     display = Bar(Console(file=printed, force_terminal=True, width=140))

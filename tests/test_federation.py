@@ -1,6 +1,7 @@
 """Federations of a user's own clients: splits, padding, renumbering, and what bad data gets."""
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -245,6 +246,25 @@ def test_wrong_numbers_of_tests_and_clusters_are_refused() -> None:
         Federation.from_arrays(clients(5, 5), clients(5, 5, 5))
     with pytest.raises(DataError, match="clusters: got '1 entries'; allowed: one for each of 2 clients"):
         Federation.from_arrays(clients(5, 5), clusters=[0])
+
+
+def test_without_test_sets_a_share_must_be_kept_for_testing() -> None:
+    with pytest.raises(ConfigError, match=r"test_share: got 0\.0; allowed: more than 0 and less than 1\. Or give"):
+        Federation.from_arrays(clients(5, 5), test_share=0.0)
+    assert Federation.from_arrays(clients(5, 5), client(0), test_share=0.0).num_clients == 2
+
+
+@pytest.mark.parametrize("clusters", [list("ab"), [0.0, 1.0], [0, -1], [[0], [1]], 3])
+def test_clusters_that_are_no_whole_numbers_are_refused(clusters: Any) -> None:
+    with pytest.raises(DataError, match=r"^clusters: got .*; allowed: a whole number from 0 for each client"):
+        Federation.from_arrays(clients(5, 5), clusters=clusters)
+
+
+@pytest.mark.parametrize("clusters", [[4, 1], (4, 1), np.array([4, 1]), torch.tensor([4, 1])])
+def test_clusters_are_any_whole_numbers(clusters: Any) -> None:
+    federation = Federation.from_arrays(clients(5, 5), clusters=clusters)
+    assert federation.clusters is not None
+    assert federation.clusters.tolist() == [4, 1]
 
 
 def test_two_clients_with_the_same_key_are_refused() -> None:

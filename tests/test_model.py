@@ -85,6 +85,30 @@ def test_a_model_without_parameters_is_refused():
 @pytest.mark.parametrize(
     ("module", "message"),
     [
+        (3, r"model: got 3; allowed: an nn\.Module, or a function without arguments that makes one"),
+        (lambda: None, r"model: got None; allowed: an nn\.Module"),
+        (nn.Linear, r"model: it cannot be built: .*missing 2 required positional arguments.*; allowed: an nn\.Module"),
+        (lambda: nn.Linear(2**63, 1), r"model: it cannot be built: .*Make it smaller"),
+    ],
+)
+def test_what_is_no_model_is_refused(module, message):
+    with pytest.raises(ModelError, match=message):
+        Model(module)
+    Model(lambda: nn.Linear(3, 1))
+
+
+@pytest.mark.parametrize("outputs", [1, 3])
+def test_floating_labels_are_named_as_the_cause(outputs):
+    model, x = Model(nn.Linear(3, outputs), "mse"), numbers(4, 3)
+    with pytest.raises(ModelError, match=rf"is \({outputs},\).*whole numbers if they are labels.*or y of the shape"):
+        model.check_fits(x, numbers(4), None)
+    model.check_fits(x, numbers(4, outputs), None)
+    Model(nn.Linear(3, outputs)).check_fits(x, labels(4, classes=outputs), outputs)
+
+
+@pytest.mark.parametrize(
+    ("module", "message"),
+    [
         (nn.Linear(3, 4), r"output for one example is \(4,\); the labels need \(2,\)"),
         (nn.Linear(5, 2), r"cannot take the data: examples have shape \(3,\)"),
         (nn.GRU(3, 2), "output for one example is tuple"),

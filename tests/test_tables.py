@@ -67,6 +67,12 @@ def test_several_attacks_make_a_matrix_of_accuracy_and_one_of_success_where_ther
     assert [str(cell) for cell in success.columns[0].cells] == ["label-flip"]
 
 
+def test_methods_that_meet_no_attack_stand_in_a_row_of_their_own() -> None:
+    accuracy, _ = tables.of_comparison([*ATTACKED, row("local", accuracy=0.7)])
+    assert [str(cell) for cell in accuracy.columns[0].cells] == ["label-flip", "–"]
+    assert [str(cell) for cell in accuracy.columns[3].cells] == ["–", "70.0 ± 1.2"]
+
+
 def test_a_pipe_gets_tables_in_full_width(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("COLUMNS", raising=False)
     assert tables.console().width == 200

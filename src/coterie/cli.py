@@ -1,12 +1,16 @@
 """The program: `coterie run`, `compare`, `demo`, and what there is to choose from."""
 
+import io
+import os
+import signal
 import sys
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from types import FrameType
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
-from rich.console import Console
 from rich.table import Table
 
 from coterie import tables
@@ -172,8 +176,8 @@ def settings() -> None:
     _print_options(
         "at the top of the file", Config, leave_out={"scenario", "model", "train", "method", "attack", "compare"}
     )
-    _print_options("\\[train]", Train)
-    _print_options("\\[compare]", Compare)
+    _print_options("[train]", Train)
+    _print_options("[compare]", Compare)
 
 
 @data_app.callback()
@@ -210,12 +214,48 @@ def doctor() -> None:
 
 
 def main() -> None:
-    """Run the program; a user's mistake ends it with one message and exit code 2."""
+    """Run the program; a user's mistake ends it with one message and exit code 2, Ctrl-C with 130."""
+    _prepare_streams()
+    signal.signal(signal.SIGINT, _on_interrupt)
     try:
         app()  # ends by SystemExit, also for a mistyped command or option
     except CoterieError as error:
-        Console(stderr=True).print(f"error: {error}", markup=False, highlight=False, soft_wrap=True)
-        sys.exit(2)
+        _end(str(error))
+    except OSError as error:  # a path that the system refuses, or a full disk under the output
+        _end(f"{error.filename}: {error.strerror}." if error.filename else f"{error.strerror or error}.")
+    except (MemoryError, RuntimeError) as error:
+        if isinstance(error, RuntimeError) and "allocate" not in str(error):  # torch's words for the same
+            raise
+        _end("there is not enough memory for this. Take fewer clients, a smaller model or fewer threads.")
+
+
+def _end(message: str) -> NoReturn:
+    with suppress(OSError):
+        tables.console(stderr=True).print(f"error: {message}", soft_wrap=True)
+    try:
+        sys.stdout.flush()
+    except OSError:  # on leaving it would be tried again
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    sys.exit(2)
+
+
+def _prepare_streams() -> None:
+    """A stream that was closed takes everything, and one that lacks a letter gets another for it."""
+    sys.stdout, sys.stderr = sys.stdout or io.StringIO(), sys.stderr or io.StringIO()
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")
+
+
+def _on_interrupt(number: int, frame: FrameType | None) -> None:
+    """Ctrl-C. During an import it ends the program at once: torch would take an exception for a missing library."""
+    while frame is not None:
+        if frame.f_code.co_filename.startswith("<frozen importlib"):
+            if sys.stderr.isatty():
+                os.write(sys.stderr.fileno(), b"\x1b[?25h\n")  # a progress bar hides the cursor
+            os._exit(INTERRUPTED)
+        frame = frame.f_back
+    raise KeyboardInterrupt
 
 
 def _tables(file: Path, settings: list[str]) -> dict[str, Any]:
@@ -252,7 +292,7 @@ def _show_comparison(comparison: "Comparison") -> None:
     if comparison.runs:
         console = tables.console()
         console.print(*tables.of_comparison(comparison.rows()), sep="\n")
-        console.print(f"report: {comparison.path / 'report.html'}", soft_wrap=True, highlight=False)
+        console.print(f"report: {comparison.path / 'report.html'}", soft_wrap=True)
     if not comparison.completed:
         raise typer.Exit(INTERRUPTED)
 
@@ -267,8 +307,8 @@ def _list_options(table: "Mapping[str, type[Options]]", key: str, only: str) -> 
 
 def _print_options(heading: str, kind: "type[Options]", leave_out: frozenset[str] | set[str] = frozenset()) -> None:
     console = tables.console()
-    console.print(f"[bold]{heading}[/bold]")
-    console.print((kind.__doc__ or "").strip().split("\n\n")[0].replace("\n    ", " "), markup=False, highlight=False)
+    console.print(heading, style="bold")
+    console.print((kind.__doc__ or "").strip().split("\n\n")[0].replace("\n    ", " "))
     table = Table("option", "default", "meaning", box=None, pad_edge=True, header_style="dim")
     for name, field in kind.model_fields.items():
         if name not in leave_out:

@@ -23,17 +23,17 @@ UNMEASURED = -1.0  # in place of a share that is of nothing: a NaN would pass no
 class Train(Options):
     """How a client trains on its own examples. The optimiser starts anew in each call, as in the papers' programs."""
 
-    epochs: int = Field(5, ge=1)
+    epochs: int = Field(5, ge=1, le=10_000)
     """passes over the client's examples in each round"""
-    batch_size: int = Field(50, ge=1)
+    batch_size: int = Field(50, ge=1, le=10**9)
     """examples of a step; a last, smaller batch is kept"""
-    lr: float = Field(0.1, gt=0, allow_inf_nan=False)
+    lr: float = Field(0.1, gt=0, le=1e6)
     """step size"""
     lr_decay: float = Field(1.0, gt=0, le=1)
     """by how much the step size is multiplied after each round"""
     momentum: float = Field(0.9, ge=0, lt=1)
     """heavy-ball momentum"""
-    weight_decay: float = Field(0.0, ge=0, allow_inf_nan=False)
+    weight_decay: float = Field(0.0, ge=0, le=1e6)
     """pull of the parameters to zero, added to the gradient"""
 
 

@@ -2,7 +2,8 @@
 
 import json
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,7 @@ from typing import Any
 from coterie import config as configuration
 from coterie.config import Compare, Config
 from coterie.display import Display, default_display
-from coterie.errors import ConfigError, explain
+from coterie.errors import ConfigError, CoterieError, RunError, explain
 from coterie.experiment import ConfigLike, Run, resolve, run
 from coterie.federation import Federation
 from coterie.report import write_report
@@ -39,16 +40,23 @@ def compare(
     What is there already is kept: finished runs are not run again, unfinished ones are resumed.
     """
     base = resolve(config, None, own=federation is not None)
-    plan = base.compare or Compare()
+    listed = base.compare or Compare()
+    wanted = {
+        "methods": _listed(methods, listed.methods),
+        "attacks": _listed(attacks, listed.attacks),
+        "seeds": list(seeds or listed.seeds),
+    }
+    plan = configuration.validated(Compare, wanted, "compare.")
     display = display or default_display()
     path = Path(out) if out is not None else unused(Path("runs") / "comparison")
     variants = [
         _variant(base, method, attack, seed)
-        for method in _listed(methods, plan.methods)
-        for attack in _listed(attacks, plan.attacks or []) or [None]
-        for seed in seeds or plan.seeds
+        for method in plan.methods
+        for attack in plan.attacks or [None]
+        for seed in plan.seeds
     ]
     _refuse_twins(variants)
+    _refuse_foreign(path, {_place(variant) for variant in variants})
     _refuse_impossible(variants, federation, model)
     finished: list[Run] = []
     for variant in variants:
@@ -117,14 +125,13 @@ def _variant(
     those outside [method]."""
     table: dict[str, Any] = {"name": method} if isinstance(method, str) else dict(method)
     label, others = table.pop("label", ""), table.pop("with", {})
-    if not isinstance(others, Mapping):
-        raise ConfigError(explain("compare.methods: with", others, 'a table of settings, such as { initial = "own" }'))
     own: dict[str, Any] = base.method.model_dump() if table.get("name") == getattr(base.method, "name", None) else {}
     tables = base.model_dump(exclude={"compare"}, exclude_none=True) | {"seed": seed, "label": label}
     tables = configuration.merged(tables, others) | {"method": own | table}
     if attack is not None:
         tables["attack"] = _attack_table(base, {"name": attack} if isinstance(attack, str) else dict(attack))
-    return configuration.parse(tables, own_data=base.scenario is None)
+    with _naming(label or table["name"]):
+        return configuration.parse(tables, own_data=base.scenario is None)
 
 
 def _refuse_impossible(variants: Sequence[Config], federation: Federation | None, model: Network | None) -> None:
@@ -134,8 +141,17 @@ def _refuse_impossible(variants: Sequence[Config], federation: Federation | None
         data = f"{variant.scenario!r} {getattr(variant.attack, 'malicious_examples', None)}"
         if federation is None and data not in made:
             made[data] = unattacked(variant)
-        with World.of(variant, federation or made[data], model):
+        with _naming(variant.named), World.of(variant, made[data] if federation is None else federation, model):
             pass
+
+
+@contextmanager
+def _naming(entry: str) -> Iterator[None]:
+    """A refusal says which of the methods it is about."""
+    try:
+        yield
+    except CoterieError as error:
+        raise type(error)(f"compare, {entry}: {error}") from error
 
 
 def _attack_table(base: Config, table: dict[str, Any]) -> dict[str, Any]:
@@ -151,6 +167,16 @@ def _refuse_twins(variants: Sequence[Config]) -> None:
         if places.count(_place(variant)) > 1:
             got = f"{variant.named} with seed {variant.seed} twice"
             raise ConfigError(explain("compare", got, "each once", "Give one a label of its own."))
+
+
+def _refuse_foreign(path: Path, places: Iterable[str]) -> None:
+    """A folder that holds something, but nothing of a comparison, is left as it is."""
+    if path.exists() and not path.is_dir():
+        raise RunError(f"{path} is a file; a comparison needs a folder. Choose another --out.")
+    present = list(path.iterdir()) if path.exists() else []
+    own = {"comparison.json", *places}  # a run that was hardly begun has nothing in it yet
+    if present and not any(entry.name in own or RunFolder.holds_a_run(entry) for entry in present):
+        raise RunError(f"{path} already holds other files. Choose another --out.")
 
 
 def _place(variant: Config) -> str:

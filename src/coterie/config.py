@@ -4,9 +4,9 @@ import re
 import tomllib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Annotated, Any, Literal, Self, TypeVar
 
-from pydantic import Field, SerializeAsAny, ValidationError, field_validator
+from pydantic import Field, SerializeAsAny, ValidationError, field_validator, model_validator
 from pydantic_core import ErrorDetails
 
 from coterie.clients import Train
@@ -27,6 +27,7 @@ TABLES: dict[str, tuple[Mapping[str, type[Options]], str]] = {  # what there is,
 
 
 Kind = TypeVar("Kind", bound=Options)
+Seed = Annotated[int, Field(ge=0, lt=2**63)]
 
 
 class Compare(Options):
@@ -36,41 +37,49 @@ class Compare(Options):
     """names, or tables with a name, keys of that method, a label to show, and other settings in a table `with`"""
     attacks: list[Any] = []
     """each method meets each of these: names, or tables with a name and keys of that attack; unset: that of [attack]"""
-    seeds: list[int] = Field([0], min_length=1)
+    seeds: list[Seed] = Field([0], min_length=1)
     """one run of each method for each seed"""
 
     @field_validator("methods")
     @classmethod
     def _refuse_unknown_methods(cls, methods: list[Any]) -> list[Any]:
         for place, method in enumerate(methods):
-            table = {"name": method} if isinstance(method, str) else method
+            table = _as_table(method)
             keys = (
                 {key: table[key] for key in table if key not in ("label", "with")}
                 if isinstance(table, Mapping)
                 else table
             )
-            parse_table(f"compare.methods.{place}", keys, METHODS, TABLES["method"][1])
+            parse_table(f"compare.methods.{place}", keys, METHODS, default="")
+            _check_with(f"compare.methods.{place}.with", _others(table))
         return methods
 
     @field_validator("attacks")
     @classmethod
     def _refuse_unknown_attacks(cls, attacks: list[Any]) -> list[Any]:
         for place, attack in enumerate(attacks):
-            table = {"name": attack} if isinstance(attack, str) else attack
-            parse_table(f"compare.attacks.{place}", table, ATTACKS, TABLES["attack"][1])
+            parse_table(f"compare.attacks.{place}", _as_table(attack), ATTACKS, default="")
         return attacks
+
+    @model_validator(mode="after")
+    def _refuse_two_attacks(self) -> Self:
+        for place, method in enumerate(self.methods):
+            if self.attacks and "attack" in _others(method):
+                where, got = f"compare.methods.{place}.with.attack", _others(method)["attack"]
+                raise ConfigError(explain(where, got, "nothing where attacks are listed", "Remove it, or the list."))
+        return self
 
 
 class Config(Options):
     """Everything that determines a run. Names of tables choose among what `coterie methods` and the like list."""
 
-    seed: int = Field(0, ge=0, lt=2**63)
+    seed: Seed = 0
     """all randomness follows from it"""
-    rounds: int = Field(12, ge=1)
+    rounds: int = Field(12, ge=1, le=10**9)
     """communication rounds"""
-    evaluate_every: int = Field(1, ge=1)
+    evaluate_every: int = Field(1, ge=1, le=10**9)
     """rounds between evaluations on test data; the last round is always evaluated"""
-    checkpoint_every: int = Field(1, ge=1)
+    checkpoint_every: int = Field(1, ge=1, le=10**9)
     """rounds between checkpoints; the last round always leaves one"""
     participation: float = Field(1.0, gt=0, le=1)
     """share of the clients that take part in a round"""
@@ -82,9 +91,9 @@ class Config(Options):
     """arithmetic of evaluation, of peers as of tests: float32, or bf16 for speed where the processor has it"""
     device: str = "cpu"
     """torch device of the simulation"""
-    threads: int | None = Field(None, ge=1)
+    threads: int | None = Field(None, ge=1, le=10_000)
     """blocks of clients computed at a time; default: the cores there are"""
-    block: int | None = Field(None, ge=1)
+    block: int | None = Field(None, ge=1, le=10**9)
     """clients of a block; default: what fits"""
     save_models: bool = True
     """whether every client's final model is kept in the run's folder"""
@@ -112,6 +121,24 @@ class Config(Options):
     def named(self) -> str:
         """The same with its attack, if there is one."""
         return f"{self.shown}, {getattr(self.attack, 'shown', '')}" if self.attack is not None else self.shown
+
+
+def _as_table(entry: Any) -> Any:
+    """What a name in a list stands for."""
+    return {"name": entry} if isinstance(entry, str) else entry
+
+
+def _others(method: Any) -> Any:
+    """The settings outside [method] that an entry of `compare.methods` brings."""
+    return _as_table(method).get("with", {})
+
+
+def _check_with(key: str, others: Any) -> None:
+    if not isinstance(others, Mapping):
+        raise ConfigError(explain(key, others, 'a table of settings, such as { initial = "own" }'))
+    for table, do in (("method", "Write its keys beside the name."), ("compare", "Remove it.")):
+        if table in others:
+            raise ConfigError(explain(f"{key}.{table}", others[table], "nothing", do))
 
 
 def parse(tables: Mapping[str, Any], *, own_data: bool = False) -> Config:
@@ -192,12 +219,12 @@ def replaced(config: Config, **changes: Any) -> Config:
 def read(path: Path, settings: Sequence[str] = ()) -> dict[str, Any]:
     """The tables of a TOML file, with `key=value` settings such as method.alpha=20 put over them."""
     try:
-        tables = tomllib.loads(path.read_text(encoding="utf-8"))
+        tables = tomllib.loads(path.read_text(encoding="utf-8-sig"))
     except FileNotFoundError:
         raise ConfigError(f"{path}: no such file. Name a TOML file, such as one of experiments/.") from None
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path}: cannot be read: {error}.") from None
-    except tomllib.TOMLDecodeError as error:
+    except (ValueError, RecursionError) as error:  # also numbers of thousands of digits, and tables as deep
         raise ConfigError(f"{path}: not valid TOML: {error}.") from None
     for setting in settings:
         put(tables, setting)
@@ -212,7 +239,7 @@ def put(tables: dict[str, Any], setting: str) -> None:
         raise ConfigError(explain("--set", setting, "key=value, such as method.alpha=20"))
     try:
         value = tomllib.loads(f"value = {text}")["value"]
-    except tomllib.TOMLDecodeError:
+    except (ValueError, RecursionError):
         value = text.strip()
     table: Any = tables
     for part in path:

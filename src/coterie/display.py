@@ -15,6 +15,9 @@ from rich.progress import (
     TextColumn,
     TimeRemainingColumn,
 )
+from rich.text import Text
+
+from coterie import tables
 
 
 class Display(Protocol):
@@ -42,8 +45,8 @@ class Bar:
         self._task = TaskID(0)
 
     def begin(self, label: str, rounds: int) -> None:
-        columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
-        last = (TimeRemainingColumn(elapsed_when_finished=True), TextColumn("{task.fields[status]}"))
+        columns = (SpinnerColumn(), TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn())
+        last = (TimeRemainingColumn(elapsed_when_finished=True), TextColumn("{task.fields[status]}", markup=False))
         self._progress = Progress(*columns, *last, console=self._console)
         self._task = self._progress.add_task(f"{label:>10}", total=rounds, status="preparing ...")
         self._progress.start()
@@ -62,7 +65,7 @@ class Bar:
             self._progress = None
 
     def say(self, text: str) -> None:
-        self._console.print(text, markup=False, highlight=False)
+        self._console.print(Text(text))
 
 
 class Lines:
@@ -95,7 +98,7 @@ class Lines:
             self.say(f"{self._label}: round {self._last['round']} of {self._rounds}, {status(self._last)}")
 
     def say(self, text: str) -> None:
-        self._console.print(text, markup=False, highlight=False, soft_wrap=True)
+        self._console.print(Text(text), soft_wrap=True)
 
 
 def status(record: Mapping[str, Any]) -> str:
@@ -114,5 +117,5 @@ def status(record: Mapping[str, Any]) -> str:
 
 def default_display(quiet: bool = False) -> Display:
     """A bar on a terminal, lines elsewhere."""
-    console = Console(stderr=True)
+    console = tables.console(stderr=True)
     return Bar(console) if sys.stderr.isatty() and not quiet else Lines(console, quiet)

@@ -3,6 +3,7 @@
 Shapes, here and everywhere: N clients of the federation, n examples of a client (padded to the largest client).
 """
 
+import operator
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -115,6 +116,8 @@ class Federation:
         """
         clients = [_tensors(pair, f"client {i}") for i, pair in enumerate(train)]
         _check_agreement([(f"client {i}", pair) for i, pair in enumerate(clients)])
+        if test is None and not test_share:
+            raise ConfigError(explain("test_share", test_share, "more than 0 and less than 1", "Or give `test`."))
         own_test_share = test_share if test is None else 0.0
         parts = [split(len(x), validation_share, own_test_share, seed, key) for key, (x, _) in enumerate(clients)]
         fitted, judged, tested = (
@@ -129,7 +132,7 @@ class Federation:
             validation=Examples.of(judged) if validation_share else None,
             tests=tuple(tests),
             test_of=everybody if len(tests) == len(clients) else torch.zeros_like(everybody),
-            clusters=None if clusters is None else torch.as_tensor(clusters, dtype=torch.int64),
+            clusters=None if clusters is None else _cluster_numbers(clusters),
             keys=everybody,
             num_classes=_num_classes([y for _, y in [*clients, *tests]]),
             source=name,
@@ -213,6 +216,17 @@ def split(count: int, validation_share: float, test_share: float, seed: int, key
 
 def _take(pair: tuple[Tensor, Tensor], rows: Tensor) -> tuple[Tensor, Tensor]:
     return pair[0][rows], pair[1][rows]
+
+
+def _cluster_numbers(clusters: Any) -> Tensor:
+    """[N] int64"""
+    try:
+        numbers = [operator.index(cluster) for cluster in clusters]
+    except TypeError:
+        numbers = [-1]
+    if min(numbers, default=0) < 0:
+        raise DataError(explain("clusters", clusters, "a whole number from 0 for each client"))
+    return torch.tensor(numbers)
 
 
 def _num_classes(labels: Sequence[Tensor]) -> int | None:

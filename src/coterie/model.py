@@ -10,10 +10,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from coterie.dropout import KeyedDropout, RefuseOtherDraws
-from coterie.errors import ModelError
+from coterie.errors import CoterieError, ModelError, explain
 from coterie.randomness import derive
 
 Loss = Literal["cross_entropy", "mse"]
+_A_MODEL = "an nn.Module, or a function without arguments that makes one"
 BATCH_STATISTICS = (nn.modules.batchnorm._BatchNorm,)
 
 
@@ -82,6 +83,8 @@ class Model:
     """
 
     def __init__(self, module: nn.Module | Callable[[], nn.Module], loss: Loss = "cross_entropy") -> None:
+        if not callable(module):
+            raise ModelError(explain("model", module, _A_MODEL))
         self._make = None if isinstance(module, nn.Module) else module
         self.module = copy.deepcopy(module) if isinstance(module, nn.Module) else _seeded(module, 0)
         if not any(parameter.requires_grad for parameter in self.module.parameters()):
@@ -120,23 +123,42 @@ class Model:
                 outputs = module(x)
         except Exception as error:
             raise ModelError(
-                f"model: it cannot take the data: examples have shape {tuple(x.shape[1:])}, and it fails with: {error}"
+                f"model: it cannot take the data: examples have shape {tuple(x.shape[1:])}, and it fails with: "
+                f"{_in_short(error)}"
             ) from error
         self._check_draws(x)
         wanted = y.shape if num_classes is None else (len(x), num_classes)
         if not isinstance(outputs, Tensor) or tuple(outputs.shape) != tuple(wanted):
             got = tuple(outputs.shape[1:]) if isinstance(outputs, Tensor) else type(outputs).__name__
-            raise ModelError(
-                f"model: its output for one example is {got}; the labels need {tuple(wanted[1:])}. "
-                "Change the size of its last layer."
-            )
+            do = "Change the size of its last layer."
+            if isinstance(outputs, Tensor) and num_classes is None and y.dim() == 1:
+                do = (
+                    "Floating y are targets of a regression: give whole numbers if they are labels of classes, or y of "
+                    "the shape that the model answers."
+                )
+            raise ModelError(f"model: its output for one example is {got}; the labels need {tuple(wanted[1:])}. {do}")
+
+
+def _in_short(error: Exception) -> str:
+    """Its first line: torch adds where in its C++ the error was met."""
+    return str(error).partition("\n")[0]
 
 
 def _seeded(make: Callable[[], nn.Module], seed: int) -> nn.Module:
     """Build a module as torch's own initialisers do from this seed, leaving the caller's generator alone."""
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        return make()
+    try:
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            module = make()
+    except CoterieError:
+        raise
+    except Exception as error:  # a layer larger than the memory, or a class that wants arguments
+        raise ModelError(
+            f"model: it cannot be built: {_in_short(error)}; allowed: {_A_MODEL}. Make it smaller or mend it."
+        ) from error
+    if not isinstance(module, nn.Module):
+        raise ModelError(explain("model", module, _A_MODEL))
+    return module
 
 
 def _reset(module: nn.Module) -> nn.Module:

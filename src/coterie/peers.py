@@ -126,7 +126,7 @@ def _scores(clients: Clients, cohort: Tensor, purpose: str) -> Tensor:
 class MeetsPeers(Options):
     """What methods have in common whose clients download some peers' models and step toward a mean of them."""
 
-    download: int = Field(10, ge=1)
+    download: int = Field(10, ge=1, le=10**9)
     """M: how many peers each client downloads in a round"""
     consensus_step: float = Field(1.0, ge=0, le=1)
     """lambda_1 gamma: how far a client goes to the consensus; 1 adopts it, 0 learns alone"""
@@ -134,11 +134,11 @@ class MeetsPeers(Options):
     """whether a client's own model takes part in its consensus; the papers say no, the program of FedCB²O does it"""
     epsilon: float = Field(0.5, ge=0, le=1)
     """epsilon-greedy: share of the downloads chosen at random in the first round, fedcbo-jmlr.txt, Remark 6"""
-    epsilon_decay: float = Field(0.15, ge=0)
+    epsilon_decay: float = Field(0.15, ge=0, le=1)
     """epsilon-greedy: by how much that share falls each round; the paper's is 0.01"""
     epsilon_last: float = Field(0.1, ge=0, le=1)
     """epsilon-greedy: where it stops falling"""
-    kappa: float = Field(2.0, ge=0, allow_inf_nan=False)
+    kappa: float = Field(2.0, ge=0, le=1e6)
     """likelihood: how sharply a lower loss makes a peer more likely to be met again, fedcb2o.txt (3.12)"""
     zeta: float = Field(0.5, gt=0, le=1)
     """likelihood: how much the newest meeting counts in what is remembered, fedcb2o.txt (3.12)"""

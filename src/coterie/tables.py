@@ -24,10 +24,11 @@ _ABOUT_ATTACKS = (
 )
 
 
-def console() -> Console:
-    """The terminal, or what it is piped into, where tables keep their width."""
-    piped = not sys.stdout.isatty() and "COLUMNS" not in os.environ
-    return Console(width=200 if piped else None)
+def console(stderr: bool = False) -> Console:
+    """The terminal, or what it is piped into, where tables keep their width. What it prints stands as it was written:
+    labels and descriptions may look like markup."""
+    piped = not (sys.stderr if stderr else sys.stdout).isatty() and "COLUMNS" not in os.environ
+    return Console(stderr=stderr, width=200 if piped else None, markup=False, emoji=False, highlight=False)
 
 
 def of_run(summary: Mapping[str, Any], report: str) -> Table:
@@ -80,7 +81,7 @@ def _matrices(rows: Sequence[Mapping[str, Any]]) -> list[Table]:
         cells: dict[str, dict[str, str]] = {}
         for row in rows:
             if row[name] is not None:
-                cells.setdefault(row["attack"], {})[row["method"]] = _with_deviation(row, name, 100, digits=1)
+                cells.setdefault(row["attack"] or "–", {})[row["method"]] = _with_deviation(row, name, 100, digits=1)
         lines = [(attack, *(found.get(method, "–") for method in methods)) for attack, found in cells.items()]
         if lines:
             matrices.append(_table(("attack", *methods), lines, title=title))

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from coterie.config import Config
 from coterie.core import Fleet, Method, Setting
 from coterie.data import Scenario
-from coterie.errors import ConfigError, ModelError, explain
+from coterie.errors import ConfigError, explain
 from coterie.federation import Federation
 from coterie.fleets.attacked import AttackedFleet
 from coterie.fleets.simulated import SimulatedFleet
@@ -58,18 +58,20 @@ class World:
     def of(config: Config, federation: Federation | None, module: Network | None) -> "World":
         """Build what the configuration names, or take what was given, and see that it fits together."""
         _check_device(config.device)
-        federation = federation or unattacked(config)
+        if not isinstance(federation, Federation | None):
+            raise ConfigError(
+                explain("federation", type(federation).__name__, "a Federation", "Make one by Federation.from_arrays.")
+            )
+        federation = unattacked(config) if federation is None else federation
         if config.attack is not None:
+            _check_own_examples(config)
             federation = cast(Attack, config.attack).enters(federation, _role(config), config.seed)
         outputs = federation.num_classes or math.prod(federation.train.y.shape[2:])
         if module is None:
             options = cast(ModelOptions, config.model)
             shape = federation.input_shape
             module = lambda: options.build(shape, outputs)  # noqa: E731
-        try:
-            model = Model(module, "cross_entropy" if federation.num_classes else "mse")
-        except (RuntimeError, MemoryError) as error:  # a layer larger than the memory, say
-            raise ModelError(f"model: it cannot be built: {error}. Make it smaller or mend it.") from error
+        model = Model(module, "cross_entropy" if federation.num_classes else "mse")
         model.check_fits(federation.train.x[0, :2], federation.train.y[0, :2], federation.num_classes)
         return World(config, federation, model)
 
@@ -115,6 +117,14 @@ def _role(config: Config) -> Role:
     """What attackers do under this method: the oracles take them out or make them honest."""
     role: Role = getattr(config.method, "attackers", "lie")
     return role
+
+
+def _check_own_examples(config: Config) -> None:
+    """Only a scenario can give malicious clients another number of examples."""
+    examples = cast(Attack, config.attack).malicious_examples
+    if config.scenario is None and examples is not None:
+        do = "Give those clients as many in the data, and name them in attack.malicious."
+        raise ConfigError(explain("attack.malicious_examples", examples, "nothing with data of your own", do))
 
 
 def _check_device(device: str) -> None:

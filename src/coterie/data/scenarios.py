@@ -63,9 +63,9 @@ class Scenario(Options):
     """Which scenario."""
     data: SourceName = "digits"
     """Data set: digits, mnist, fashion-mnist, emnist, cifar10 or cifar100."""
-    clients: int = Field(40, ge=1)
+    clients: int = Field(40, ge=1, le=10**7)
     """Number of clients."""
-    examples_per_client: int = Field(100, ge=1)
+    examples_per_client: int = Field(100, ge=1, le=10**9)
     """Examples each client holds, those kept for validation included."""
     validation: float = Field(0.0, ge=0.0, lt=1.0)
     """Share of each client's examples kept for judging peers; with 0 peers are judged on the training examples."""
@@ -142,7 +142,7 @@ class Scenario(Options):
 class Clustered(Scenario):
     """What scenarios with true clusters have in common."""
 
-    clusters: int = Field(4, ge=1)
+    clusters: int = Field(4, ge=1, le=10_000)
     """Number of true clusters; clients are spread over them as evenly as possible."""
 
     def check_sizes(self) -> None:
@@ -203,7 +203,7 @@ class LabelPermuted(Clustered):
     """Which scenario."""
     kind: Literal["permutation", "shift"] = "permutation"
     """A random permutation of the labels for each cluster, or label + shift * cluster, modulo the classes."""
-    shift: int = Field(1, ge=1)
+    shift: int = Field(1, ge=1, le=10**9)
     """Step of the cyclic shift between clusters, for kind = "shift"."""
 
     def plan(self, source: Source, seed: int, sizes: Sequence[int]) -> Plan:
@@ -228,7 +228,7 @@ class DisjointClasses(Clustered):
 
     name: Literal["disjoint-classes"] = "disjoint-classes"
     """Which scenario."""
-    examples_per_client: int = Field(25, ge=1)
+    examples_per_client: int = Field(25, ge=1, le=10**9)
     """Examples each client holds, those kept for validation included."""
     relabel: bool = False
     """Number the classes of every cluster from 0, so that clusters disagree about what an output means."""
@@ -258,11 +258,11 @@ class DirichletSkew(Scenario):
 
     name: Literal["dirichlet"] = "dirichlet"
     """Which scenario."""
-    examples_per_client: int = Field(25, ge=1)
+    examples_per_client: int = Field(25, ge=1, le=10**9)
     """Examples each client holds, those kept for validation included."""
     beta: float = Field(0.5, gt=0.0, le=1e6)
     """Concentration of each class: near 0 a client has one class, above 10 it has all about equally."""
-    test_examples: int = Field(500, ge=1)
+    test_examples: int = Field(500, ge=1, le=10**9)
     """Test examples of a client, at most: every client has a test set of its own, and this bounds their memory."""
 
     def plan(self, source: Source, seed: int, sizes: Sequence[int]) -> Plan:
@@ -281,7 +281,7 @@ class QuantitySkew(Scenario):
 
     name: Literal["quantity-skew"] = "quantity-skew"
     """Which scenario."""
-    examples_per_client: int = Field(25, ge=2)
+    examples_per_client: int = Field(25, ge=2, le=10**9)
     """Average number of examples of a client, those kept for validation included; every client has 2 or more."""
     kind: Literal["log-normal", "power-law"] = "log-normal"
     """Law of the sizes."""
@@ -306,7 +306,7 @@ class Iid(Scenario):
 
     name: Literal["iid"] = "iid"
     """Which scenario."""
-    examples_per_client: int = Field(25, ge=1)
+    examples_per_client: int = Field(25, ge=1, le=10**9)
     """Examples each client holds, those kept for validation included."""
 
     def plan(self, source: Source, seed: int, sizes: Sequence[int]) -> Plan:

@@ -64,7 +64,14 @@ def as_floats(images: Tensor) -> Tensor:
 
 def data_folder() -> Path:
     """Where data files are: the environment variable COTERIE_DATA, else the user's cache folder."""
-    return Path(os.environ.get("COTERIE_DATA") or pooch.os_cache("coterie")).expanduser()
+    wanted = os.environ.get("COTERIE_DATA")
+    try:
+        folder = Path(wanted or pooch.os_cache("coterie")).expanduser()
+        folder.is_dir()
+    except (OSError, RuntimeError) as error:  # a name that is too long, or the home of nobody
+        reason = getattr(error, "strerror", None) or error
+        raise ConfigError(explain("COTERIE_DATA", wanted, f"the path of a folder ({reason})", "Change it.")) from None
+    return folder
 
 
 def load(name: str, folder: Path | None = None) -> Source:

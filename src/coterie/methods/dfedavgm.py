@@ -29,7 +29,7 @@ class DFedAvgM(Defended):
     name: Literal["dfedavgm"] = "dfedavgm"
     graph: GraphName = "random-regular"
     """who is whose neighbour: ring, grid (as square as the number of clients allows), random-regular, complete"""
-    degree: int = Field(6, ge=1)
+    degree: int = Field(6, ge=1, le=10**9)
     """random-regular: neighbours of each client, 2 or more; one more if this and the number of clients are odd"""
 
     def client_memory(self, theta: Tensor, num_clients: int) -> Tensors:

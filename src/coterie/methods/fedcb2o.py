@@ -26,17 +26,17 @@ class FedCB2O(MeetsPeers):
     """
 
     name: Literal["fedcb2o"] = "fedcb2o"
-    alpha: float = Field(2.0, ge=0, allow_inf_nan=False)
+    alpha: float = Field(2.0, ge=0, le=1e6)
     """how sharply a lower value of the criterion counts in the consensus, (3.13)"""
     selection: Literal["epsilon-greedy", "likelihood"] = "likelihood"
     """how a client chooses peers: by a sampling likelihood, Algorithm 2, or epsilon-greedy as in fedcbo-jmlr.txt"""
     criterion: str = "max_class_gap"
     """G, what makes a model suspicious: max_class_gap (3.15), class_entropy (the slides), average_loss (FedCBO)"""
-    criterion_from: int = Field(0, ge=0)
+    criterion_from: int = Field(0, ge=0, le=10**9)
     """T_G of Remark 3.7: in the rounds before, counted from 0, the average loss stands for G"""
     quantile: float | None = Field(None, gt=0, le=1)
     """beta: only this share of the downloaded models, those with the least loss, take part; unset: all of them"""
-    quantile_slack: float = Field(0.0, ge=0, allow_inf_nan=False)
+    quantile_slack: float = Field(0.0, ge=0, le=1e6)
     """delta_q in (1.4): how far above the quantile a loss may be"""
 
     @field_validator("criterion")

@@ -23,13 +23,13 @@ class FedCBO(MeetsPeers):
     """
 
     name: Literal["fedcbo"] = "fedcbo"
-    alpha: float = Field(3.0, ge=0, allow_inf_nan=False)
+    alpha: float = Field(3.0, ge=0, le=1e6)
     """how sharply a lower loss counts in the consensus, (21)"""
     selection: Literal["epsilon-greedy", "likelihood"] = "epsilon-greedy"
     """how a client chooses peers: epsilon-greedy, Remark 6, or by a sampling likelihood as in fedcb2o.txt"""
     noise: Literal["none", "isotropic", "anisotropic"] = "none"
     """noise of the consensus step: isotropic (70) or anisotropic (71)"""
-    noise_level: float = Field(0.0, ge=0, allow_inf_nan=False)
+    noise_level: float = Field(0.0, ge=0, le=1e6)
     """sigma_1 sqrt(gamma) in (70) and (71)"""
 
     @client_task

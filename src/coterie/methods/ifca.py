@@ -9,6 +9,7 @@ from torch import Tensor
 from coterie.clients import Clients
 from coterie.consensus import mean_by_group
 from coterie.core import NOBODY, Ask, Exchanges, Given, Setting, State, Tensors, client_task
+from coterie.errors import ConfigError, explain
 from coterie.options import Options
 from coterie.randomness import Moment
 
@@ -18,13 +19,16 @@ class IFCA(Options):
     model becomes the mean of those trained from it (Ghosh et al. 2020, model averaging)."""
 
     name: Literal["ifca"] = "ifca"
-    clusters: int = Field(4, ge=1)
+    clusters: int = Field(4, ge=1, le=10**9)
     """k: how many models; IFCA has to be told"""
 
     def client_memory(self, theta: Tensor, num_clients: int) -> Tensors:
         return {}
 
     def start(self, setting: Setting) -> State:
+        if self.clusters > setting.num_clients:
+            allowed = f"1 to {setting.num_clients}, the number of clients"
+            raise ConfigError(explain("method.clusters", self.clusters, allowed, "Lower it."))
         centres = torch.stack([setting.initial(number) for number in range(self.clusters)])
         return {"centres": centres, "group": torch.full((setting.num_clients,), NOBODY)}
 

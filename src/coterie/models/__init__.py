@@ -3,13 +3,15 @@
 import itertools
 import math
 from abc import abstractmethod
-from typing import Literal
+from typing import Annotated, Literal
 
-from pydantic import Field, PositiveInt
+from pydantic import Field
 from torch import nn
 
 from coterie.errors import ModelError
 from coterie.options import Options
+
+Width = Annotated[int, Field(gt=0, le=10**6)]
 
 
 class ModelOptions(Options):
@@ -33,7 +35,7 @@ class MLP(ModelOptions):
     """Fully connected layers with ReLU between; the papers' network for MNIST is hidden = [200]."""
 
     name: Literal["mlp"] = "mlp"
-    hidden: list[PositiveInt] = Field([200], min_length=1)
+    hidden: list[Width] = Field([200], min_length=1)
     """widths of the hidden layers"""
 
     def build(self, shape: tuple[int, ...], outputs: int) -> nn.Module:
@@ -48,9 +50,9 @@ class CNN(ModelOptions):
     """Convolutions of 5 x 5 with ReLU and max-pooling by 2 after each, then one hidden dense layer."""
 
     name: Literal["cnn"] = "cnn"
-    channels: list[PositiveInt] = Field([16, 32], min_length=1)
+    channels: list[Width] = Field([16, 32], min_length=1)
     """output channels of the convolutions"""
-    hidden: int = Field(128, ge=1)
+    hidden: Width = 128
     """width of the dense layer"""
     dropout: float = Field(0.0, ge=0, lt=1)
     """share of the dense layer's units dropped in training"""

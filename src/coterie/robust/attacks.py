@@ -48,11 +48,11 @@ class Attack(Options):
     """which attack"""
     label: str = ""
     """what tables and figures call it; default: its name"""
-    malicious_per_cluster: int = Field(3, ge=0)
+    malicious_per_cluster: int = Field(3, ge=0, le=10**9)
     """how many clients of each true cluster are malicious, its last ones; without clusters: of all"""
     malicious: list[int] | None = None
     """the malicious clients by number, instead"""
-    malicious_examples: int | None = Field(None, ge=1)
+    malicious_examples: int | None = Field(None, ge=1, le=10**9)
     """examples each of them holds, all for training; unset: as many as others"""
     collude: bool = False
     """whether attackers download from each other first, then from others of their cluster, and average by examples,
@@ -118,7 +118,7 @@ class NoAttack(Attack):
 class _Relabels(Attack):
     """What attacks have in common that change examples and their labels."""
 
-    target: int = Field(1, ge=0)
+    target: int = Field(1, ge=0, le=10**9)
     """the label that attackers want to see"""
 
     @abstractmethod
@@ -153,7 +153,7 @@ class LabelFlip(_Relabels):
     """Attackers call the examples of one class by the label of another: fedcb2o.txt, section 3.1."""
 
     name: Literal["label-flip"] = "label-flip"
-    source: int = Field(0, ge=0)
+    source: int = Field(0, ge=0, le=10**9)
     """the label that is flipped"""
     flipped: float = Field(1.0, gt=0, le=1)
     """share of an attacker's examples of that class that are flipped"""
@@ -187,7 +187,7 @@ class Backdoor(_Relabels):
     name: Literal["backdoor"] = "backdoor"
     kind: Literal["pattern", "blended"] = "pattern"
     """the trigger: a white square in the last corner, or a fixed noise image blended in"""
-    size: int = Field(3, ge=1)
+    size: int = Field(3, ge=1, le=10**9)
     """pattern: pixels a side, or features where examples are vectors"""
     blend: float = Field(0.2, gt=0, lt=1)
     """blended: how much of the noise is mixed in"""
@@ -210,6 +210,9 @@ class Backdoor(_Relabels):
 
     def targets(self, federation: Federation) -> tuple[Targeted, ...]:
         self._check_label(federation, "target", self.target)
+        room = min(federation.input_shape[-2:])
+        if self.kind == "pattern" and self.size > room:
+            raise ConfigError(explain("attack.size", self.size, f"1 to {room}, for it must fit an example"))
         others = [(x[y != self.target], y[y != self.target]) for x, y in federation.tests]
         return tuple(Targeted(self.stamp(x), y, self.target) for x, y in others)
 
@@ -334,7 +337,7 @@ class Stale(Attack):
     """Attackers send what they had some rounds ago, again and again."""
 
     name: Literal["stale"] = "stale"
-    age: int = Field(5, ge=2)
+    age: int = Field(5, ge=2, le=10**9)
     """rounds for which a model is sent before it is replaced by the newest"""
     crafts: ClassVar[bool] = True
     remembers: ClassVar[bool] = True

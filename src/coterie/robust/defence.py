@@ -21,9 +21,9 @@ class Defended(Options):
     """how models become one; all but mean are meant to survive some that lie"""
     assumed_malicious: float = Field(0.3, ge=0, lt=0.5)
     """trimmed-mean, krum, multi-krum: share of the models that may lie"""
-    entropy_threshold: float = Field(1.0, ge=0, allow_inf_nan=False)
+    entropy_threshold: float = Field(1.0, ge=0, le=1e6)
     """sageflow: models whose predictions have a larger mean entropy, in nats, are left out"""
-    loss_sharpness: float = Field(1.0, ge=0, allow_inf_nan=False)
+    loss_sharpness: float = Field(1.0, ge=0, le=1e6)
     """sageflow: weight is examples / loss to this power"""
 
     def aggregate(self, models: Tensor, weight: Tensor, start: Tensor) -> Tensor:
