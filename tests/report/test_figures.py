@@ -31,6 +31,14 @@ def test_lines_differ_in_more_than_colour() -> None:
     assert len({(line.line.color, line.marker.symbol) for line in figure.data}) == 12
 
 
+def test_a_label_keeps_its_colour_where_others_have_no_curve() -> None:
+    all_three = figures.curves_by_round({"local": [{1: 0.5}], "ifca": [{1: 0.5}], "fedcbo": [{1: 0.5}]}, "accuracy")
+    (one,) = figures.curves_by_round({"local": [], "ifca": [], "fedcbo": [{1: 0.5}]}, "success").data
+    (first,) = figures.curves_by_round({"fedcbo": [{1: 0.5}]}, "success").data
+    assert (one.name, one.line.color) == ("fedcbo", all_three.data[2].line.color)
+    assert first.line.color != one.line.color
+
+
 def test_the_oracle_is_drawn_once_where_all_methods_share_it() -> None:
     curves = {"fedcbo": [{1: 0.2}], "other": [{1: 0.3}]}
     shared = figures.selection_by_round(curves, {"fedcbo": [{1: 0.75}], "other": [{1: 0.75}]})

@@ -10,7 +10,7 @@ import plotly.graph_objects as go
 from numpy.typing import NDArray
 
 Curve = Mapping[int, float]  # round -> value
-Curves = Mapping[str, Sequence[Curve]]  # what a reader calls it -> one curve per seed
+Curves = Mapping[str, Sequence[Curve]]  # what a reader calls it -> one curve per seed, none where it has no such thing
 
 # Okabe and Ito's colours, which most colour-blind readers tell apart, without black and yellow: they vanish on a page
 _COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00")
@@ -25,13 +25,15 @@ def curves_by_round(curves: Curves, what: str, percent: bool = True) -> go.Figur
     """Mean over seeds by round; a band of one standard deviation where there are several seeds."""
     figure = _figure(what, percent)
     for index, (label, seeds) in enumerate(curves.items()):
-        _add_curve(figure, label, seeds, index)
+        if seeds:  # the others keep their colours from figure to figure
+            _add_curve(figure, label, seeds, index)
     return figure
 
 
 def selection_by_round(curves: Curves, expected: Curves) -> go.Figure:
     """How often peers of the own cluster were asked, and what one who knows the clusters would reach."""
     figure = curves_by_round(curves, "asked within the own cluster")
+    expected = {label: seeds for label, seeds in expected.items() if seeds}
     for oracle, labels in _same_curves(expected).items():
         name = "an oracle's expectation" + ("" if len(labels) == len(expected) else f" ({', '.join(labels)})")
         line = {"color": "#888888", "dash": "dash", "width": 2}

@@ -306,7 +306,7 @@ def _figures(groups: _Groups) -> Iterator[_Figure]:
 
 def _curves(groups: _Groups, *keys: str) -> dict[str, list[dict[int, float]]]:
     curves = {label: [curve for run in runs if (curve := run.curve(*keys))] for label, runs in groups.items()}
-    return {label: seeds for label, seeds in curves.items() if seeds}
+    return curves if any(curves.values()) else {}
 
 
 _KINDS = {
