@@ -4,13 +4,13 @@ from dataclasses import dataclass
 import pytest
 import torch
 
-from coterie.core import Replies
+from coterie.core import LARGEST, Replies
 from coterie.kernels import choose_kernel
 from coterie.methods import FedAvg, FedCBO, Local
 from coterie.metrics import best_selection_rate, links_from_peers, selection_rate
 from coterie.randomness import Moment
 from coterie.training import REMEMBER, beginning, draw_cohort, evaluate, rounds
-from tiny import clients_of, federation, fleet_of, mlp, play, setting_of
+from tiny import clients_of, federation, fleet_of, mlp, play, setting_of, starts
 
 DATA, MODEL = federation(), mlp()
 MANY = torch.arange(1000)
@@ -68,6 +68,18 @@ def test_what_is_recorded_is_what_the_clients_measure():
     assert record["clients"] == 4
     assert record["seconds"] > 0
     assert record["refused"] == {}
+
+
+def test_a_model_gone_astray_is_measured_too():
+    """Its logits are some 1e28, far beyond what a fleet lets through, and its answers as good as any."""
+    data, model, method = federation(), mlp(), Local()
+    with closing(fleet_of(method, data, model)) as fleet:
+        honest = evaluate(method, fleet, {}, Moment(0, 0))
+        fleet.restore({"theta": 1e14 * starts(model, data)})
+        astray = evaluate(method, fleet, {}, Moment(0, 0))
+    assert (astray["loss"] == LARGEST).all()
+    assert (honest["loss"] < 10).all()
+    assert ((astray["accuracy"] >= 0) & (astray["accuracy"] <= 1)).all()
 
 
 def test_rounds_go_on_from_any_progress():

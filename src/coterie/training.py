@@ -9,7 +9,20 @@ import torch
 from torch import Tensor
 
 from coterie.clients import UNMEASURED, Clients
-from coterie.core import NOBODY, Ask, Fleet, Given, Method, Replies, Setting, State, Tensors, client_task, run_round
+from coterie.core import (
+    LARGEST,
+    NOBODY,
+    Ask,
+    Fleet,
+    Given,
+    Method,
+    Replies,
+    Setting,
+    State,
+    Tensors,
+    client_task,
+    run_round,
+)
 from coterie.metrics import (
     best_selection_rate,
     exposure,
@@ -53,11 +66,13 @@ class Serving:
 
     @client_task
     def measure(self, clients: Clients, memory: Tensors, given: Given) -> tuple[Tensors, Tensors]:
-        """Its loss and accuracy on its own test data, and how it does where an attack aims."""
+        """Its loss and accuracy on its own test data, and how it does where an attack aims. The loss of a model gone
+        astray counts as the largest number that may be answered."""
         theta = self.method.serving(clients, memory, given)
         score = clients.score(theta)
+        loss = score.loss.nan_to_num(nan=LARGEST, posinf=LARGEST).clamp(max=LARGEST)
         aimed = clients.targeted(theta) if clients.data.targeted else {}
-        return {}, {"loss": score.loss, "accuracy": score.accuracy, **aimed}
+        return {}, {"loss": loss, "accuracy": score.accuracy, **aimed}
 
     @client_task
     def hand_over(self, clients: Clients, memory: Tensors, given: Given) -> tuple[Tensors, Tensors]:
