@@ -166,6 +166,19 @@ def test_own_data_leaves_no_room_for_a_scenario_or_a_model() -> None:
 
 
 @pytest.mark.parametrize(
+    ("alone", "together"),
+    [
+        ({"name": "fedcbo", "noise": "isotropic"}, {"noise_level": 0.1}),
+        ({"name": "fedcb2o", "quantile_slack": 0.1}, {"quantile": 0.5}),
+    ],
+)
+def test_an_option_that_does_nothing_by_itself_is_refused(alone: dict[str, Any], together: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match=r"method\.(noise_level|quantile_slack): got"):
+        parse({"method": alone})
+    assert parse({"method": alone | together})
+
+
+@pytest.mark.parametrize(
     ("setting", "value"),
     [
         ("train.lr=3", 3),

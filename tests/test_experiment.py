@@ -277,6 +277,14 @@ def test_a_name_stands_for_what_the_file_lists_under_it(tmp_path: Path) -> None:
     assert configs[2]["method"]["alpha"] == 30.0
 
 
+def test_nobody_colludes_where_there_is_no_attack(tmp_path: Path) -> None:
+    """[attack] says what all attacks have in common, but `none` is nobody doing anything."""
+    flip = {"name": "label-flip", "source": 0, "target": 1, "malicious_per_cluster": 1, "collude": True}
+    done = compared(tmp_path, ["fedcbo"], attacks=["none", "label-flip"], attack=flip)
+    assert [one.folder.config["attack"]["collude"] for one in done.runs] == [False, True]
+    assert [len(one.summary["attack"]["malicious"]) for one in done.runs] == [2, 2]
+
+
 def test_finished_runs_are_kept_and_an_interrupted_comparison_goes_on(tmp_path: Path) -> None:
     out, tables = tmp_path / "all", SMALL | {"rounds": 2, "compare": {"methods": ["local", "fedavg"]}}
     first = coterie.compare(SMALL | {"rounds": 2}, methods=["local"], out=out, display=Listener())

@@ -158,6 +158,8 @@ def _attack_table(base: Config, table: dict[str, Any]) -> dict[str, Any]:
     """An attack's keys, over those of the base's [attack] that all attacks have in common, or that are its own."""
     own: dict[str, Any] = base.attack.model_dump(exclude_none=True) if base.attack is not None else {}
     common = own if own.get("name") == table.get("name") else {key: own[key] for key in COMMON if key in own}
+    if table.get("name") == "none":
+        common.pop("collude", None)
     return common | table
 
 

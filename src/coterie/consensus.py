@@ -1,4 +1,4 @@
-"""Consensus: how losses become weights, and models an average. Shared by methods and particles."""
+"""Consensus: how losses become weights, and models an average. Shared by the methods."""
 
 import torch
 from torch import Tensor

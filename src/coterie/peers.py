@@ -46,7 +46,8 @@ class EpsilonGreedy:
         return max(self.first - self.decay * round, self.last)
 
     def choose(self, clients: Clients, liking: Tensor, cohort: Tensor, budget: int) -> Tensor:
-        """Differs from the paper: the random part is round(epsilon M) rather than its integer part."""
+        """Differs from the paper: the random part is epsilon M rounded to the nearest number, not cut off as in the
+        authors' program."""
         num_random = round(self.exploration(clients.moment.round) * budget)
         myself = clients.ids[:, None] == cohort  # [C, S]
         explore = _scores(clients, cohort, "explore").masked_fill(myself, torch.iinfo(torch.int64).max)
@@ -63,8 +64,9 @@ class EpsilonGreedy:
         """P_i <- P_i + (L_own - L_i) for the peers met: fedcbo-slides-2024.txt (21), which favours low loss.
 
         Differs from the paper: fedcbo-jmlr.txt (23) prints the opposite sign, under which clients come to avoid their
-        own cluster (accuracy 47 instead of 77 % in the authors' program). Losses that are not finite count as -1e6. A
-        peer that was asked and is silent counts as bad as the worst that answered, or it would be asked for ever.
+        own cluster (accuracy 47 instead of 77 % in the authors' program). A gain that is not finite counts as 1e6, with
+        the sign that favours low loss. A peer that was asked and is silent counts as bad as the worst that answered, or
+        it would be asked for ever.
         """
         gained = torch.nan_to_num(clients.loss(theta)[:, None] - losses, nan=-1e6, neginf=-1e6, posinf=1e6)
         worst = gained.masked_fill(~peers.delivered, torch.inf).amin(1, keepdim=True).clamp(max=0.0)

@@ -101,7 +101,7 @@ class AttackedFleet:
 
     def answer(self, ask: Ask, moment: Moment) -> Replies:
         """As the fleet inside does, but for the malicious clients."""
-        lying = self._malicious[ask.clients]
+        lying = self._malicious[ask.clients].to(ask.clients.device)
         acts = self._attack.silent or self._attack.crafts or self._attack.collude
         if not acts or not lying.any():
             return self._inside.answer(ask, moment)

@@ -1,15 +1,16 @@
 """FedCB²O: FedCBO with a second objective, which keeps poisoned peers out of the consensus."""
 
-from typing import Literal
+from typing import Literal, Self
 
 import torch
-from pydantic import Field, field_validator
+from pydantic import Field, field_validator, model_validator
 from pydantic_core import PydanticCustomError
 from torch import Tensor
 
 from coterie.clients import Clients, Peers
 from coterie.consensus import gibbs, in_quantile
 from coterie.core import Ask, Exchanges, Given, State, Tensors, client_task
+from coterie.errors import ConfigError, explain
 from coterie.peers import MeetsPeers
 from coterie.randomness import Moment
 from coterie.robust.criteria import CRITERIA
@@ -45,6 +46,13 @@ class FedCB2O(MeetsPeers):
         if criterion not in CRITERIA:
             raise PydanticCustomError("unknown_criterion", "one of {names}", {"names": ", ".join(CRITERIA)})
         return criterion
+
+    @model_validator(mode="after")
+    def _refuse_slack_without_quantile(self) -> Self:
+        if self.quantile is None and self.quantile_slack:
+            allowed = "0 without method.quantile, which it widens"
+            raise ConfigError(explain("method.quantile_slack", self.quantile_slack, allowed, "Set both, or none."))
+        return self
 
     @client_task
     def local_update(self, clients: Clients, memory: Tensors, given: Given) -> tuple[Tensors, Tensors]:

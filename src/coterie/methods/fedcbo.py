@@ -1,13 +1,14 @@
 """FedCBO: clients drift to a loss-weighted consensus of downloaded peers, and clusters appear by themselves."""
 
-from typing import Literal
+from typing import Literal, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 from torch import Tensor
 
 from coterie.clients import Clients
 from coterie.consensus import gibbs
 from coterie.core import Ask, Exchanges, Given, State, Tensors, client_task
+from coterie.errors import ConfigError, explain
 from coterie.peers import MeetsPeers
 from coterie.randomness import Moment
 
@@ -31,6 +32,13 @@ class FedCBO(MeetsPeers):
     """noise of the consensus step: isotropic (70) or anisotropic (71)"""
     noise_level: float = Field(0.0, ge=0, le=1e6)
     """sigma_1 sqrt(gamma) in (70) and (71)"""
+
+    @model_validator(mode="after")
+    def _refuse_noise_without_level(self) -> Self:
+        if self.noise != "none" and self.noise_level == 0.0:
+            allowed = f"above 0 with {self.noise} noise"
+            raise ConfigError(explain("method.noise_level", self.noise_level, allowed))
+        return self
 
     @client_task
     def local_update(self, clients: Clients, memory: Tensors, given: Given) -> tuple[Tensors, Tensors]:

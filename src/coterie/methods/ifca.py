@@ -16,7 +16,11 @@ from coterie.randomness import Moment
 
 class IFCA(Options):
     """The coordinator holds k models; a client trains the one with the smallest loss on its own examples, and each
-    model becomes the mean of those trained from it (Ghosh et al. 2020, model averaging)."""
+    model becomes the mean of those trained from it (Ghosh et al. 2020, model averaging).
+
+    Differs from fedcbo-jmlr.txt, section 2.4: a client predicts with the model that is best on its own examples, not
+    with the best on the test data.
+    """
 
     name: Literal["ifca"] = "ifca"
     clusters: int = Field(4, ge=1, le=10**9)
@@ -30,7 +34,7 @@ class IFCA(Options):
             allowed = f"1 to {setting.num_clients}, the number of clients"
             raise ConfigError(explain("method.clusters", self.clusters, allowed, "Lower it."))
         centres = torch.stack([setting.initial(number) for number in range(self.clusters)])
-        return {"centres": centres, "group": torch.full((setting.num_clients,), NOBODY)}
+        return {"centres": centres, "group": torch.full((setting.num_clients,), NOBODY, device=centres.device)}
 
     def nearest(self, clients: Clients, centres: Tensor) -> Tensor:
         """[C]: the model with the smallest loss for each client."""

@@ -60,7 +60,10 @@ class OracleMin(_InsideClusters):
 
 
 class OracleMax(_InsideClusters):
-    """The oracle in a federation whose attackers are honest: the most that could be learned."""
+    """The oracle in a federation whose attackers are honest: the most that could be learned.
+
+    Differs from the paper as OracleMin does.
+    """
 
     name: Literal["oracle-max"] = "oracle-max"
     attackers: ClassVar[Role] = "honest"

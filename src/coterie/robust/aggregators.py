@@ -49,7 +49,10 @@ def geometric_median(models: Tensor, weight: Tensor, start: Tensor, malicious: f
 
 
 def krum(models: Tensor, weight: Tensor, start: Tensor, malicious: float) -> Tensor:
-    """[P]: the model nearest to others, the first of equals, unweighted; needs 2 f + 2 < K: Blanchard et al. 2017."""
+    """[P]: the model nearest to others, the first of equals, unweighted: Blanchard et al. 2017.
+
+    With 2 f + 2 >= K it still chooses one and promises nothing.
+    """
     return models[_krum_scores(models, malicious).argmin()].clone()
 
 

@@ -56,7 +56,7 @@ class Attack(Options):
     """examples each of them holds, all for training; unset: as many as others"""
     collude: bool = False
     """whether attackers download from each other first, then from others of their cluster, and average by examples,
-    instead of following the method: fedcb2o.txt, section 3.5"""
+    instead of following the method, where it lets clients download: fedcb2o.txt, section 3.5"""
 
     @property
     def shown(self) -> str:
@@ -113,6 +113,8 @@ class NoAttack(Attack):
     """The malicious clients do as everybody does: what an attack is compared with."""
 
     name: Literal["none"] = "none"
+    collude: Literal[False] = False
+    """they do not"""
 
 
 class _Relabels(Attack):
@@ -254,11 +256,15 @@ class Scaling(Attack):
 
 
 class ALittleIsEnough(Attack):
-    """Attackers send mean - z deviation of the honest models, in every coordinate (Baruch et al. 2019)."""
+    """Attackers send mean - z deviation of the honest models, in every coordinate (Baruch et al. 2019).
+
+    Differs from the paper: the attackers overhear the honest models and need not guess their moments from their own.
+    """
 
     name: Literal["a-little-is-enough"] = "a-little-is-enough"
     z: float | None = Field(None, gt=0, le=1e6)
-    """how many deviations; unset: the largest at which enough honest clients look further away, by the paper's rule"""
+    """how many deviations; unset: the largest at which enough honest clients look further away, by the paper's rule,
+    for a share of them between 0.51 and 0.99"""
     crafts: ClassVar[bool] = True
     eavesdrops: ClassVar[bool] = True
 
