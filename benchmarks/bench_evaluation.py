@@ -6,7 +6,8 @@ python benchmarks/bench_evaluation.py
 import torch
 
 from bench_training import CLIENTS, IMAGES, PARAMETERS, federation, network
-from coterie.clients import Clients, Train
+from coterie.clients import Clients
+from coterie.descent import Train
 from coterie.kernels import choose_kernel
 from coterie.model import Model
 from coterie.randomness import Moment

@@ -12,8 +12,8 @@ from contextlib import closing
 import torch
 from torch import nn
 
-from coterie.clients import Train
 from coterie.core import Setting
+from coterie.descent import Train
 from coterie.federation import Examples, Federation
 from coterie.fleets.simulated import SimulatedFleet
 from coterie.kernels import choose_kernel
@@ -42,7 +42,7 @@ def compare(title: str, make: Callable[[], nn.Module], clients: int, options: Tr
         "noise", train, noise(clients, 100, 1), tests, torch.zeros_like(keys), None, keys, CLASSES
     )  # fmt: skip
     model = Model(make)
-    setting = Setting(clients, lambda number: model.initial(0, number))
+    setting = Setting(clients, lambda number: model.initial(0, number), data.keys)
 
     def round_of(method: FedCBO | FedCB2O) -> Callable[[], object]:
         memory = method.client_memory(model.initial(0).repeat(clients, 1), clients)

@@ -11,7 +11,8 @@ import torch
 from torch import nn
 from torch.nn.functional import cross_entropy
 
-from coterie.clients import Clients, Train
+from coterie.clients import Clients
+from coterie.descent import Train
 from coterie.federation import Examples, Federation
 from coterie.kernels import BatchedKernel, choose_kernel
 from coterie.model import Model

@@ -9,8 +9,8 @@ import sys
 import torch
 
 from bench_training import network
-from coterie.clients import Train
 from coterie.core import Setting
+from coterie.descent import Train
 from coterie.federation import Examples, Federation
 from coterie.fleets.simulated import SimulatedFleet
 from coterie.kernels import choose_kernel
@@ -32,7 +32,7 @@ def main() -> None:
     data = Federation("noise", Examples(x, y, count), None, tests, torch.zeros_like(keys), None, keys, 10)
     model = Model(network)
     method = FedCBO(download=DOWNLOAD)
-    setting = Setting(CLIENTS, lambda number: model.initial(0, number))
+    setting = Setting(CLIENTS, lambda number: model.initial(0, number), data.keys)
     memory = method.client_memory(model.initial(0).expand(CLIENTS, -1), CLIENTS)
     fleet = SimulatedFleet(data, choose_kernel("auto", model), Train(epochs=1, batch_size=100), memory)
     for _ in rounds(method, fleet, setting, keys, beginning(method, setting), seed=0, last=2):

@@ -8,8 +8,8 @@ import time
 import torch
 
 from bench_training import federation, network
-from coterie.clients import Train
 from coterie.core import Setting
+from coterie.descent import Train
 from coterie.fleets.simulated import SimulatedFleet
 from coterie.kernels import choose_kernel
 from coterie.methods import FedCBO
@@ -24,7 +24,7 @@ def main() -> None:
     model = Model(network)
     kernel = choose_kernel("auto", model)
     method = FedCBO(download=16)
-    setting = Setting(data.num_clients, lambda number: model.initial(0, number))
+    setting = Setting(data.num_clients, lambda number: model.initial(0, number), data.keys)
     start = beginning(method, setting)
 
     def round_on(threads: int) -> object:

@@ -11,7 +11,8 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader, TensorDataset
 
-from coterie.clients import Clients, Train
+from coterie.clients import Clients
+from coterie.descent import Train
 from coterie.federation import Examples, Federation
 from coterie.kernels import Kernel, choose_kernel
 from coterie.model import Model

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from coterie.clients import Train
 from coterie.config import Config
 from coterie.data import SCENARIOS, SOURCES
+from coterie.descent import Train
 from coterie.methods import METHODS
 from coterie.models import MODELS
 from coterie.options import Options

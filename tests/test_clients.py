@@ -12,8 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from coterie.clients import Batches, Peers, Train
+from coterie.clients import Peers
 from coterie.core import NOBODY
+from coterie.descent import Train
 from coterie.federation import Examples, Federation
 from coterie.kernels import choose_kernel
 from coterie.model import Model
@@ -39,7 +40,7 @@ def numbered(counts: list[int]) -> Federation:
 def seen_by(data: Federation, options: Train, moment: Moment = START) -> list[list[list[float]]]:
     """For each client the numbers of the examples in each of its batches."""
     clients = clients_of(data, choose_kernel("loop", Model(nn.Linear(2, 2))), options, moment)
-    batches = Batches(clients, options, clients.data.train, clients.rows)
+    batches = clients._batches(clients.data.train, clients.rows, options, "")
     seen: list[list[list[float]]] = [[] for _ in range(data.num_clients)]
     for batch in batches:
         for place, length in enumerate(batch.length):

@@ -9,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from coterie.clients import Train
 from coterie.config import TABLES, Config, merged, parse, put, read, replaced, validated
 from coterie.data import SCENARIOS
+from coterie.descent import Train
 from coterie.errors import ConfigError
 from coterie.methods import METHODS
 from coterie.models import MODELS
@@ -107,7 +107,7 @@ def test_an_unknown_key_is_named_with_the_nearest_known_one(setting: str, neares
 
 def test_a_key_like_no_other_gets_the_list_alone() -> None:
     message = refusal(changed("train.zzz=2"))
-    assert message.startswith("train.zzz: unknown key. Known keys here: epochs, batch_size,")
+    assert message.startswith("train.zzz: unknown key. Known keys here: epochs, steps, batch_size,")
     assert "Did you mean" not in message
 
 

@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from coterie.clients import Train
+from coterie.descent import Train
 from coterie.dropout import KeyedDropout
 from coterie.errors import ModelError
 from coterie.kernels import choose_kernel

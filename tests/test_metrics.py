@@ -7,8 +7,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from coterie.clients import Train
 from coterie.core import NOBODY
+from coterie.descent import Train
 from coterie.federation import Federation, Targeted
 from coterie.methods import Local
 from coterie.metrics import (

@@ -8,8 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from coterie.clients import Clients, Train
+from coterie.clients import Clients
 from coterie.core import Setting, Tensors
+from coterie.descent import Train
 from coterie.federation import Federation
 from coterie.fleets.simulated import SimulatedFleet
 from coterie.kernels import Kernel, KernelName, choose_kernel
@@ -93,7 +94,7 @@ class Played:
 
 def setting_of(data: Federation, model: Model, seed: int = 0) -> Setting:
     """What a method is told at the start."""
-    return Setting(data.num_clients, lambda number: model.initial(seed, number), data.clusters)
+    return Setting(data.num_clients, lambda number: model.initial(seed, number), data.keys, data.clusters)
 
 
 def fleet_of(

@@ -170,8 +170,8 @@ def models(name: Annotated[str, typer.Argument(help="only this one")] = "") -> N
 @app.command()
 def settings() -> None:
     """The keys of a file outside its [scenario], [model], [method] and [attack] tables."""
-    from coterie.clients import Train
     from coterie.config import Compare, Config
+    from coterie.descent import Train
 
     _print_options(
         "at the top of the file", Config, leave_out={"scenario", "model", "train", "method", "attack", "compare"}

@@ -3,38 +3,21 @@
 Everything has a leading axis C: a block of clients in a simulation, one client on a device.
 """
 
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
 
 import torch
 import torch.nn.functional as F
-from pydantic import Field
 from torch import Tensor
 
 from coterie.core import NOBODY
+from coterie.descent import Batches, Carried, Pull, Train, descend, fresh
 from coterie.federation import Examples, Federation
-from coterie.kernels import Batch, Kernel
-from coterie.options import Options
-from coterie.randomness import Moment, bits, fold, normal, uniform
+from coterie.kernels import Kernel
+from coterie.randomness import Moment, fold, normal, uniform
 
+OPTIMISER = "optimiser."  # begins the names under which a fleet remembers what optimisers carry
 UNMEASURED = -1.0  # in place of a share that is of nothing: a NaN would pass no fleet
-
-
-class Train(Options):
-    """How a client trains on its own examples. The optimiser starts anew in each call, as in the papers' programs."""
-
-    epochs: int = Field(5, ge=1, le=10_000)
-    """passes over the client's examples in each round"""
-    batch_size: int = Field(50, ge=1, le=10**9)
-    """examples of a step; a last, smaller batch is kept"""
-    lr: float = Field(0.1, gt=0, le=1e6)
-    """step size"""
-    lr_decay: float = Field(1.0, gt=0, le=1)
-    """by how much the step size is multiplied after each round"""
-    momentum: float = Field(0.9, ge=0, lt=1)
-    """heavy-ball momentum"""
-    weight_decay: float = Field(0.0, ge=0, le=1e6)
-    """pull of the parameters to zero, added to the gradient"""
 
 
 @dataclass(frozen=True)
@@ -69,6 +52,7 @@ class Clients:
     kernel: Kernel
     options: Train
     moment: Moment
+    optimiser: dict[str, Tensor] = field(default_factory=dict)  # what optimisers carry between rounds; train changes it
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -92,26 +76,40 @@ class Clients:
         """[C] one key per client for draws of this purpose at this moment."""
         return fold(self.moment.key(purpose), self.population[self.ids])
 
-    def train(self, theta: Tensor) -> Tensor:
-        """[C, P] -> [C, P]: local training, in blocks that fit the cache."""
+    def round_keys(self, purpose: str) -> Tensor:
+        """[C] the same, whichever exchange of the round it is."""
+        return fold(replace(self.moment, exchange=0).key(purpose), self.population[self.ids])
+
+    def train(self, theta: Tensor, pull: Pull | None = None, *, name: str = "", epochs: int | None = None) -> Tensor:
+        """[C, P] -> [C, P]: local training, in blocks that fit the cache; `epochs` in place of what [train] says.
+
+        Models that a method trains side by side have names, and with them batches and an optimiser of their own.
+        """
+        options = self.options if epochs is None else self.options.model_copy(update={"epochs": epochs, "steps": None})
         trained = torch.empty(theta.shape, device=theta.device)
+        carried = self._carried(name, theta) if options.steps else None
         for begin in range(0, len(self), self.kernel.cache_block):
             block = slice(begin, begin + self.kernel.cache_block)
-            self._part(block)._train(theta[block], trained[block])
+            own = carried and {key: value[block] for key, value in carried.items()}
+            spring = None if pull is None else pull.rows(block)
+            self._part(block)._train(theta[block], trained[block], options, spring, own, name)
         return trained
 
-    def gradient(self, theta: Tensor) -> Tensor:
-        """[C, P]: the gradient of the mean loss over all of a client's training examples; zero for buffers."""
+    def gradient(self, theta: Tensor, draws: Tensor | None = None, size: int | None = None) -> Tensor:
+        """[C, P]: the gradient of the mean loss over a client's training examples, or over `size` of them that the keys
+        `draws` [C] choose; zero for buffers."""
         gradient = torch.zeros_like(theta)
-        whole = self.options.model_copy(update={"epochs": 1, "batch_size": self.data.train.x.shape[1]})
+        whole = self.data.train.x.shape[1]
+        one_batch = self.options.model_copy(update={"epochs": 1, "steps": 1, "batch_size": size or whole})
+        keys = self.round_keys("gradient") if draws is None else draws
         for begin in range(0, len(self), self.kernel.cache_block):
             block = slice(begin, begin + self.kernel.cache_block)
-            batches = Batches(self._part(block), whole, self.data.train, self.rows[block])
-            start = theta[block][batches.order].clone()  # the forward pass may move batch statistics
+            batches = Batches(self.data.train, self.rows[block], keys[block], keys[block], one_batch)
+            start = theta[block].clone()  # the forward pass may move batch statistics
             into = torch.zeros_like(start)
             for batch in batches:
                 self.kernel.bind(start, into)(batch, 0.0, 1.0)
-            gradient[block] = into[batches.back]
+            gradient[block] = into
         return gradient
 
     def loss(self, theta: Tensor) -> Tensor:
@@ -201,57 +199,52 @@ class Clients:
         right = (outputs.argmax(1) == y).float().mean().item() if self.data.num_classes else 0.0
         return self.kernel.mean_loss(outputs, y).item(), right
 
-    def _part(self, block: slice) -> "Clients":
-        return Clients(
-            self.ids[block], self.rows[block], self.data, self.population, self.kernel, self.options, self.moment
-        )
+    def at(self, places: Tensor) -> "Clients":
+        """Those at these places [n], which may repeat; what optimisers carry stays here."""
+        return replace(self, ids=self.ids[places], rows=self.rows[places], optimiser={})
 
-    def _train(self, start: Tensor, trained: Tensor) -> None:
+    def _part(self, block: slice) -> "Clients":
+        return replace(self, ids=self.ids[block], rows=self.rows[block], optimiser={})
+
+    def _carried(self, name: str, theta: Tensor) -> Carried:
+        """What this optimiser carried here [C, ...]; at first what a fresh one does."""
+        zeros = fresh(self.options, theta)
+        return {key: self.optimiser.setdefault(f"{OPTIMISER}{name}.{key}", value) for key, value in zeros.items()}
+
+    def _train(
+        self, start: Tensor, trained: Tensor, options: Train, pull: Pull | None, carried: Carried | None, name: str
+    ) -> None:
         """From `start` [C, P] into `trained`, by fewer products where the kernel knows how."""
-        examples, rows, epochs = self.data.train, self.rows, self.options.epochs
-        shortened = None if self.options.weight_decay else self.kernel.shortened(start, examples.x, rows, epochs)
+        examples, rows, lr = self.data.train, self.rows, options.lr * options.lr_decay**self.moment.round
+        plain = options.optimiser == "sgd" and not options.steps and not options.weight_decay and pull is None
+        shortened = self.kernel.shortened(start, examples.x, rows, options.epochs) if plain else None
         if shortened is None:
-            self._descend(self.kernel, Batches(self, self.options, examples, rows), start, trained)
+            batches = self._batches(examples, rows, options, name)
+            descend(self.kernel, batches, start, trained, options, lr, pull, carried)
             return
         stand_in = Examples(shortened.x, examples.y[rows], examples.count[rows])
-        batches = Batches(self, self.options, stand_in, torch.arange(len(self), device=rows.device))
+        batches = self._batches(stand_in, torch.arange(len(self), device=rows.device), options, name)
         moved = torch.empty_like(shortened.theta)
-        self._descend(shortened.kernel, batches, shortened.theta, moved)
+        descend(shortened.kernel, batches, shortened.theta, moved, options, lr)
         shortened.expand(moved, trained)
 
-    def _descend(self, kernel: Kernel, batches: "Batches", start: Tensor, theta: Tensor) -> None:
-        """Stochastic gradient descent with momentum: v <- momentum v + gradient, theta <- theta - lr v.
-
-        From `start` [C, P] into `theta`; nothing large is allocated but the velocity.
-        """
-        torch.index_select(start, 0, batches.order, out=theta)
-        momentum, decay = self.options.momentum, self.options.weight_decay
-        lr = self.options.lr * self.options.lr_decay**self.moment.round
-        plain = not momentum and not decay
-        speed = theta if plain else torch.zeros_like(theta)
-        bound = 0
-        for batch in batches:
-            if bound != len(batch.length):  # clients that have finished fall off the end
-                bound = len(batch.length)
-                accumulate = kernel.bind(theta[:bound], into=speed[:bound])
-                moved = slice(kernel.layout.num_parameters)
-                parameters, change = theta[:bound, moved], speed[:bound, moved]
-            if plain:
-                accumulate(batch, 1.0, -lr)
-                continue
-            accumulate(batch, momentum, 1.0)
-            if decay:
-                change.add_(parameters, alpha=decay)
-            parameters.add_(change, alpha=-lr)
-        if batches.sorted:
-            theta.copy_(theta[batches.back])
+    def _batches(self, examples: Examples, rows: Tensor, options: Train, name: str) -> Batches:
+        """Those of this round's training: the same in whichever exchange a method trains."""
+        return Batches(examples, rows, self.round_keys(f"shuffle{name}"), self.round_keys(f"dropout{name}"), options)
 
 
 class Peers:
     """The published models a client asked for: a view into what the fleet holds, never a [C, M, P] tensor."""
 
     def __init__(
-        self, asked: Tensor, there: Tensor, rows: Tensor, published: Tensor, judged: Tensor, kernel: Kernel
+        self,
+        asked: Tensor,
+        there: Tensor,
+        rows: Tensor,
+        published: Tensor,
+        judged: Tensor,
+        kernel: Kernel,
+        letters: Mapping[tuple[int, int], Tensor] | None = None,
     ) -> None:
         self.asked = asked  # [C, M], NOBODY where the client had nobody to name
         self.ids = asked.masked_fill(~there, NOBODY)  # [C, M], NOBODY also where a peer was not delivered
@@ -260,6 +253,7 @@ class Peers:
         self._published = published  # [rows, P]
         self._judged = judged  # the same in the precision of evaluation
         self._kernel = kernel
+        self._letters = letters or {}
 
     @property
     def delivered(self) -> Tensor:
@@ -289,66 +283,19 @@ class Peers:
         """[m, P]: the models delivered to one client."""
         return self._published[self._rows[client][self.delivered[client]]]
 
+    @property
+    def each(self) -> Tensor:
+        """[K, P]: all models delivered, client by client, in the order of `delivered.nonzero()`."""
+        return self._published[self._rows[self.delivered]]
 
-class Batches:
-    """The mini-batches of some clients: each shuffles its own examples in every epoch, by a function of its key.
+    def wrote(self, clients: Clients) -> Tensor:
+        """[C, M] bool: which peers wrote to the client that asks."""
+        pairs = zip(clients.ids.tolist(), self.asked.tolist(), strict=True)
+        there = [[(peer, client) in self._letters for peer in peers] for client, peers in pairs]
+        return torch.tensor(there, dtype=torch.bool, device=self.asked.device).view(self.asked.shape)
 
-    Clients with more steps stand first (`order`), so those still training are always the first so many. A batch is
-    valid until the next is asked for: they all live in the same memory, which stays in the cache.
-    """
-
-    def __init__(self, clients: Clients, options: Train, examples: Examples, rows: Tensor) -> None:
-        self._x, self._y = examples.x.flatten(0, 1), examples.y.flatten(0, 1)  # [N n, ...], views
-        self._size, self._epochs = options.batch_size, options.epochs
-        steps = -(-clients.examples // options.batch_size)
-        self.order = torch.argsort(steps, descending=True, stable=True)  # [C]
-        self.back = torch.argsort(self.order)
-        self.sorted = bool((steps[1:] > steps[:-1]).any())  # the order is not the clients' own
-        self._steps: list[int] = steps[self.order].tolist()  # in one epoch, descending
-        self._counts: list[int] = clients.examples[self.order].tolist()
-        self._dropout = clients.keys("dropout")[self.order]
-        self._places = self._shuffles(clients)  # [C, epochs, longest] among a client's examples
-        self._first = rows[self.order, None] * examples.x.shape[1]  # [C, 1] its first example in the flat data
-        room = len(self._steps) * min(self._size, max(self._counts))
-        self._room_x, self._room_y = (
-            self._x.new_empty(room, *self._x.shape[1:]),
-            self._y.new_empty(room, *self._y.shape[1:]),
-        )
-
-    def __iter__(self) -> Iterator[Batch]:
-        for step in range(self._epochs * self._steps[0]):
-            active = sum(self._epochs * steps > step for steps in self._steps)
-            yield self._batch(step, active)
-
-    def _shuffles(self, clients: Clients) -> Tensor:
-        """[C, epochs, longest]: each client's examples in random order for every epoch, padding behind them."""
-        epochs = torch.arange(self._epochs, device=self.order.device)
-        keys = fold(clients.keys("shuffle")[self.order, None], epochs)
-        scores = bits(keys, max(self._counts))
-        for client, count in enumerate(self._counts):
-            scores[client, :, count:] = torch.iinfo(torch.int64).max
-        return scores.argsort(dim=-1, stable=True)
-
-    def _batch(self, step: int, active: int) -> Batch:
-        begins = [step % steps * self._size for steps in self._steps[:active]]
-        length = [min(self._size, count - begin) for count, begin in zip(self._counts, begins, strict=False)]
-        longest = max(length)
-        if self._steps[0] == self._steps[active - 1]:
-            places = self._places[:active, step // self._steps[0], begins[0] : begins[0] + longest]
-        else:
-            places = self._gathered(step, begins, longest)
-        chosen = (places + self._first[:active]).view(-1)
-        x, y = self._room_x[: len(chosen)], self._room_y[: len(chosen)]
-        torch.index_select(self._x, 0, chosen, out=x)
-        torch.index_select(self._y, 0, chosen, out=y)
-        shape = (active, longest)
-        x, y = x.view(*shape, *x.shape[1:]), y.view(*shape, *y.shape[1:])
-        return Batch(x, y, length, min(length) == longest, places, self._dropout[:active], step)
-
-    def _gathered(self, step: int, begins: list[int], longest: int) -> Tensor:
-        """The places of a batch of clients that stand in different epochs; beyond a client's last, any of its own."""
-        device = self._places.device
-        epochs = torch.tensor([step // steps for steps in self._steps[: len(begins)]], device=device)
-        within = torch.tensor(begins, device=device)[:, None] + torch.arange(longest, device=device)
-        own = self._places[torch.arange(len(begins), device=device), epochs]  # [C, longest of all]
-        return own.gather(1, within.clamp(max=own.shape[1] - 1))
+    def letters(self, clients: Clients) -> Tensor:
+        """[L, P]: what they wrote, in the order of `wrote.nonzero()`; one letter at least."""
+        pairs = zip(clients.ids.tolist(), self.asked.tolist(), strict=True)
+        pairs_asked = ((peer, client) for client, peers in pairs for peer in peers)
+        return torch.stack([self._letters[pair] for pair in pairs_asked if pair in self._letters])

@@ -9,8 +9,8 @@ from typing import Annotated, Any, Literal, Self, TypeVar
 from pydantic import Field, SerializeAsAny, ValidationError, field_validator, model_validator
 from pydantic_core import ErrorDetails
 
-from coterie.clients import Train
 from coterie.data import SCENARIOS
+from coterie.descent import Train
 from coterie.errors import ConfigError, explain, nearest
 from coterie.kernels import KernelName, Precision
 from coterie.methods import METHODS

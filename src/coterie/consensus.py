@@ -35,3 +35,15 @@ def mean_by_group(models: Tensor, group: Tensor, weight: Tensor, otherwise: Tens
     share[group, torch.arange(len(models), device=models.device)] = weight.to(share.dtype)
     total = share.sum(1, keepdim=True)
     return torch.where(total > 0, (share / total.clamp(min=1e-38)) @ models, otherwise)
+
+
+def onto_simplex(values: Tensor) -> Tensor:
+    """[..., n]: the nearest point of the probability simplex, by sorting (Held, Wolfe and Crowder 1974). An entry of
+    minus infinity gets nothing, and a row of such is all zero."""
+    ordered = values.sort(dim=-1, descending=True).values.nan_to_num(neginf=0.0)
+    count = torch.arange(1, values.shape[-1] + 1, device=values.device)
+    allowed = torch.isfinite(values).sum(-1, keepdim=True)
+    threshold = (ordered.cumsum(-1) - 1.0) / count
+    support = ((ordered > threshold) & (count <= allowed)).sum(-1, keepdim=True)
+    chosen = threshold.gather(-1, (support - 1).clamp(min=0))
+    return torch.where(support > 0, (values - chosen).clamp(min=0.0), 0.0)

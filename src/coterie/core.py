@@ -55,10 +55,23 @@ def client_task(task: AnyTask) -> AnyTask:
     """Marks what may be asked of a client: it runs where the data is, and only tensors go in and out.
 
     A reply named "publish" [C, P] goes to the fleet, which keeps it for the round and delivers it to the clients
-    that ask for this peer; the coordinator's algorithm does not see it.
+    that ask for this peer; the coordinator's algorithm does not see it. Nor does it see "letters" [C, M, P], of which
+    each is for one of the peers the client was asked about, and goes to this one only.
     """
     task.__client_task__ = True  # type: ignore[attr-defined]
     return task
+
+
+def merging_task(task: AnyTask) -> AnyTask:
+    """A client task that does nothing but merge the models which the clients downloaded; attackers who collude do that
+    in a way of their own."""
+    task.__merging_task__ = True  # type: ignore[attr-defined]
+    return client_task(task)
+
+
+def merges(task: Task) -> bool:
+    """Whether it is marked @merging_task."""
+    return getattr(task, "__merging_task__", False)
 
 
 @dataclass(frozen=True)
@@ -70,6 +83,7 @@ class Ask:
     each: Tensors = field(default_factory=dict)  # [S, ...]
     shared: Tensors = field(default_factory=dict)
     peers: Tensor | None = None  # [S, M] ids whose published models are delivered to each client, or NOBODY
+    letters: bool = False  # whether what these peers wrote to each client in this round is delivered too
 
     def __post_init__(self) -> None:
         if not getattr(self.task, "__client_task__", False):
@@ -126,6 +140,7 @@ class Setting:
 
     num_clients: int
     initial: Callable[[int], Tensor]  # the i-th initial model [P]; 0 is the one all start from
+    keys: Tensor  # [N] by which clients are told apart in draws, however they are numbered
     clusters: Tensor | None = None  # [N]
 
 
@@ -200,6 +215,9 @@ def wrong_rows(memory: Tensors, reply: Tensors, size: int, count: int) -> dict[i
         if reply[name].shape[1:] != (size,) or reply[name].dtype != torch.float32:
             got = f"{tuple(reply[name].shape[1:])} of {str(reply[name].dtype).removeprefix('torch.')}"
             return dict.fromkeys(range(count), f"a model of the wrong shape: got {got}, allowed: ({size},) of float32")
+    if "letters" in reply and reply["letters"].shape[2:] != (size,):
+        wrong = f"letters of the wrong shape: got {tuple(reply['letters'].shape[1:])}, allowed: (peers, {size})"
+        return dict.fromkeys(range(count), wrong)
     finite, small = torch.ones(2, count, dtype=torch.bool)
     for value in (*memory.values(), *reply.values()):
         if value.is_floating_point() and value.numel():

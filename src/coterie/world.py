@@ -39,7 +39,7 @@ class World:
             config.kernel, model, config.device, config.precision, equal_sizes=equal, example_axes=axes
         )
         initial = lambda number: model.initial(config.seed, number).to(config.device)  # noqa: E731
-        self.setting = Setting(federation.num_clients, initial, self.federation.clusters)
+        self.setting = Setting(federation.num_clients, initial, self.federation.keys, self.federation.clusters)
         _check_budget(self.method, config, federation.num_clients)
         self.before = beginning(self.method, self.setting)
         memory = self.method.client_memory(self._starts(), federation.num_clients)

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 import coterie
 from coterie.config import parse
-from coterie.core import NOBODY, Ask, State, Tensors, client_task, run_round
+from coterie.core import NOBODY, Ask, State, Tensors, client_task, merging_task, run_round
 from coterie.federation import Federation
 from coterie.fleets.attacked import SENT, AttackedFleet
 from coterie.fleets.simulated import SimulatedFleet
@@ -349,7 +349,7 @@ class Talk:
         memory, reply = self.listen(clients, memory, given)
         return memory, {**reply, "publish": (100.0 + clients.ids)[:, None].expand(-1, 2)}
 
-    @client_task
+    @merging_task
     def forget(self, clients, memory, given):
         return {"theta": torch.full_like(memory["theta"], -1.0)}, {}
 

@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from coterie.clients import Train
 from coterie.core import NOBODY, Ask, client_task
+from coterie.descent import Train
 from coterie.errors import ModelError
 from coterie.federation import Federation
 from coterie.fleets.simulated import SimulatedFleet

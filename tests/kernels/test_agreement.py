@@ -11,7 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from coterie.clients import Batches, Clients, Train
+from coterie.clients import Clients
+from coterie.descent import Train
 from coterie.errors import ConfigError, ModelError
 from coterie.federation import Federation
 from coterie.kernels import Batch, Kernel, choose_kernel
@@ -45,7 +46,7 @@ def trained_by_torch(clients: Clients, client: int, model: Model) -> Tensor:
     optimiser = torch.optim.SGD(
         module.parameters(), options.lr, momentum=options.momentum, weight_decay=options.weight_decay
     )
-    for batch in Batches(alone, options, alone.data.train, alone.rows):
+    for batch in alone._batches(alone.data.train, alone.rows, options, ""):
         optimiser.zero_grad()
         outputs, y = module(batch.x[0]), batch.y[0]
         (F.mse_loss(outputs, y) if model.loss == "mse" else F.cross_entropy(outputs, y)).backward()

@@ -9,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from coterie.clients import Train
 from coterie.config import parse
 from coterie.core import NOBODY, run_round
+from coterie.descent import Train
 from coterie.errors import ConfigError
 from coterie.federation import Federation
 from coterie.kernels import choose_kernel

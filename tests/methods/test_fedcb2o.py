@@ -10,9 +10,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from coterie.clients import Train
 from coterie.config import parse
 from coterie.core import NOBODY, Ask, Replies, run_round
+from coterie.descent import Train
 from coterie.errors import ConfigError, DataError
 from coterie.federation import Examples, Federation
 from coterie.methods import FedCB2O, FedCBO

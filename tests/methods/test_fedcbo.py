@@ -7,8 +7,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from coterie.clients import Train
 from coterie.core import run_round
+from coterie.descent import Train
 from coterie.federation import Federation
 from coterie.kernels import KernelName, choose_kernel
 from coterie.methods import FedCBO, Local

@@ -4,31 +4,32 @@ They answer through the same exchanges as everybody. Where an attack has them do
 with a task of the attack in place of the method's; what they then say passes the checks of the fleet inside.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from coterie.clients import Clients
-from coterie.core import MODELS, NOBODY, Ask, Fleet, Given, Replies, Task, Tensors, client_task
+from coterie.core import MODELS, NOBODY, Ask, Fleet, Given, Replies, Task, Tensors, client_task, merges
+from coterie.descent import Pull
 from coterie.federation import Federation
 from coterie.randomness import Moment, fold
 from coterie.robust.attacks import Attack, Seen
 
-SENT = "attack.sent"  # among the memories: what attackers sent last
+SENT, BEGAN = "attack.sent", "attack.began"  # among the memories: what attackers sent last, where they trained from
 HEARD, START = "attack.heard", "attack.start"  # among the replies, which have names of the method's own
 
 
 @dataclass(frozen=True)
 class _Tapped(Clients):
-    """Clients that note where their training began."""
+    """Clients that note where their training began, the first if they train more than one model."""
 
-    began: dict[str, Tensor]
+    began: dict[str, Tensor] = field(default_factory=dict)
 
-    def train(self, theta: Tensor) -> Tensor:
-        self.began["start"] = theta
-        return super().train(theta)
+    def train(self, theta: Tensor, pull: Pull | None = None, *, name: str = "", epochs: int | None = None) -> Tensor:
+        self.began.setdefault("start", theta)
+        return super().train(theta, pull, name=name, epochs=epochs)
 
 
 @dataclass(frozen=True)
@@ -39,14 +40,12 @@ class Lying:
 
     @client_task
     def withhold(self, clients: Clients, memory: Tensors, given: Given) -> tuple[Tensors, Tensors]:
-        """The task, but its model is kept back and handed to the other attackers, with where training began: in a task
-        without training, at the model itself."""
+        """The task, but its model is kept back and handed to the other attackers, with where training began."""
         began: dict[str, Tensor] = {}
         memory, reply = self.task(_Tapped(**vars(clients), began=began), memory, given)
+        kept_back = {f"attack.{name}": reply[name] for name in MODELS & reply.keys()}
         said = {name: value for name, value in reply.items() if name not in MODELS}
-        for name in MODELS & reply.keys():
-            said |= {f"attack.{name}": reply[name], START: began.get("start", reply[name])}
-        return memory, said
+        return memory, said | kept_back | ({START: began["start"]} if began else {})
 
     @client_task
     def be_overheard(self, clients: Clients, memory: Tensors, given: Given) -> tuple[Tensors, Tensors]:
@@ -86,15 +85,14 @@ class AttackedFleet:
         everybody = torch.zeros_like(federation.keys)
         self._cluster = everybody if federation.clusters is None else federation.clusters
         self._place = self._malicious.cumsum(0) - 1  # of a malicious client among them
-        self._sent: Tensor | None = None
+        self._kept: dict[str, Tensor] = {}  # [A, P] each, NaN where there is nothing yet
 
     def memory(self) -> Tensors:
-        sent = {} if self._sent is None else {SENT: self._sent}
-        return {**self._inside.memory(), **sent}
+        return {**self._inside.memory(), **self._kept}
 
     def restore(self, memory: Tensors) -> None:
-        self._sent = memory.get(SENT)
-        self._inside.restore({name: value for name, value in memory.items() if name != SENT})
+        self._kept = {name: memory[name] for name in (SENT, BEGAN) if name in memory}
+        self._inside.restore({name: value for name, value in memory.items() if name not in self._kept})
 
     def close(self) -> None:
         self._inside.close()
@@ -118,7 +116,8 @@ class AttackedFleet:
 
     def _of_liars(self, ask: Ask, moment: Moment) -> Replies:
         """What they find, with the models that the attack replaces kept back."""
-        if self._attack.collude and ask.peers is not None:
+        if self._attack.collude and merges(ask.task):
+            assert ask.peers is not None
             examples = self._examples[ask.peers.clamp(min=0)] * (ask.peers != NOBODY)
             ask = replace(ask, task=Lying(ask.task).average, each={"examples": examples})
         elif self._attack.crafts:
@@ -134,11 +133,15 @@ class AttackedFleet:
             present = torch.cat([part.clients for part in [*honest, replies]])
             values["wanted"] = self._accomplices(replies.clients, present, values["wanted"].shape[1], moment)
         kept_back = {name: values.pop(f"attack.{name}") for name in MODELS if f"attack.{name}" in values}
+        began = values.pop(START, None)
         if not kept_back:
+            if began is not None:  # what is trained now is sent later
+                self._keep(BEGAN, replies.clients, began)
             return replace(replies, values=values)
         ((name, own),) = kept_back.items()
         heard = self._overheard(honest, HEARD if name == "publish" else name)
-        values[name] = self._crafted(replies.clients, own, values.pop(START), heard, moment)
+        start = self._last(BEGAN, replies.clients, own) if began is None else began
+        values[name] = self._crafted(replies.clients, own, start, heard, moment)
         said = self._inside.answer(Ask(say, replies.clients, each=values), moment)
         return replace(said, refused={**replies.refused, **said.refused})
 
@@ -164,7 +167,7 @@ class AttackedFleet:
     ) -> Tensor:
         """[R, ...]: what these attackers send, cluster by cluster."""
         keys = fold(moment.key("attack"), self._keys[clients])
-        last = torch.zeros_like(own) if self._sent is None else self._sent[self._place[clients]]
+        last = self._last(SENT, clients, torch.zeros_like(own))
         others, of_cluster = heard or (own[:0], self._cluster[:0])
         rows, crafted = [], []
         for cluster in self._cluster[clients].unique():
@@ -174,9 +177,20 @@ class AttackedFleet:
             crafted.append(self._attack.craft(seen))
         sent = torch.cat(crafted)[torch.cat(rows).argsort()]
         if self._attack.remembers:
-            before = own.new_zeros(int(self._malicious.sum()), own.shape[1]) if self._sent is None else self._sent
-            self._sent = before.index_copy(0, self._place[clients], sent)
+            self._keep(SENT, clients, sent)
         return sent
+
+    def _keep(self, name: str, clients: Tensor, models: Tensor) -> None:
+        """Remember a model [R, P] of each of these attackers [R]."""
+        nothing = models.new_full((int(self._malicious.sum()), models.shape[1]), torch.nan)
+        self._kept[name] = self._kept.get(name, nothing).index_copy(0, self._place[clients], models)
+
+    def _last(self, name: str, clients: Tensor, otherwise: Tensor) -> Tensor:
+        """[R, P]: what is remembered of them, or `otherwise` [R, P]."""
+        if name not in self._kept:
+            return otherwise
+        kept = self._kept[name][self._place[clients]]
+        return torch.where(kept.isnan().any(1, keepdim=True), otherwise, kept)
 
 
 def _without(values: Tensors, name: str) -> Tensors:

@@ -2,6 +2,7 @@
 
 import math
 import os
+import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -9,8 +10,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from coterie.clients import Clients, Peers, Train
+from coterie.clients import OPTIMISER, Clients, Peers
 from coterie.core import NOBODY, Ask, Given, Replies, Tensors, keep_rows, wrong_rows
+from coterie.descent import Train
 from coterie.federation import Federation
 from coterie.kernels import Kernel
 from coterie.randomness import Moment
@@ -66,6 +68,8 @@ class SimulatedFleet:
         self._block = block
         self._round = -1
         self._published = _Published.none(kernel.layout.size, federation.keys.bool())
+        self._letters: dict[tuple[int, int], Tensor] = {}  # (from, to): [P], of this round
+        self._growing = threading.Lock()
         self._pool = ThreadPoolExecutor(threads or available_cores(), initializer=torch.set_num_threads, initargs=(1,))
 
     def memory(self) -> Tensors:
@@ -85,6 +89,7 @@ class SimulatedFleet:
         if self._round != moment.round:  # what was published lives for one round
             self._round = moment.round
             self._published.there.zero_()
+            self._letters.clear()
         models, later = self._published.models, list[tuple[Tensor, Tensor]]()
         judged = models if ask.peers is None else self._kernel.evaluation_copy(models)
         publish: Publish = self._published.add if ask.peers is None else lambda ids, models: later.append((ids, models))
@@ -97,30 +102,54 @@ class SimulatedFleet:
     def _blocks(self, asked: int) -> Iterator[slice]:
         """An eighth of the clients a block, so that cores end together, and no more than fit the memory."""
         fitting = max(1, BLOCK_BYTES // (4 * self._kernel.layout.size))
-        size = self._block or min(fitting, 64, math.ceil(asked / 8))
+        size = self._block or min(fitting, 64, max(1, math.ceil(asked / 8)))
         return (slice(begin, begin + size) for begin in range(0, asked, size))
 
     def _answer_block(self, ask: Ask, moment: Moment, rows: slice, judged: Tensor, publish: Publish) -> Replies:
         ids = ask.clients[rows]
-        clients = Clients(ids, ids, self._federation, self._federation.keys, self._kernel, self._options, moment)
-        peers = None if ask.peers is None else self._peers(ask.peers[rows], judged)
+        with self._growing:
+            known = dict(self._memory)
+        memory = keep_rows(known, ids)
+        optimiser = {name: memory.pop(name) for name in known if name.startswith(OPTIMISER)}
+        data, keys = self._federation, self._federation.keys
+        clients = Clients(ids, ids, data, keys, self._kernel, self._options, moment, optimiser)
+        peers = None if ask.peers is None else self._peers(ask.peers[rows], judged, ask.letters)
         given = Given({name: value[rows] for name, value in ask.each.items()}, ask.shared, peers)
         with torch.no_grad():
-            memory, reply = ask.task(clients, keep_rows(self._memory, ids), given)
-        refused = wrong_rows(memory, reply, self._kernel.layout.size, len(ids))
+            new_memory, reply = ask.task(clients, memory, given)
+        new_memory = {**new_memory, **optimiser}
+        refused = wrong_rows(new_memory, reply, self._kernel.layout.size, len(ids))
         accepted = torch.tensor([row not in refused for row in range(len(ids))], device=ids.device)
-        for name, value in memory.items():
-            self._memory[name][ids[accepted]] = value[accepted]
+        for name, value in new_memory.items():
+            self._memory_of(name, value)[ids[accepted]] = value[accepted]
         replies = keep_rows(reply, accepted)
         if (models := replies.pop("publish", None)) is not None and accepted.any():
             publish(ids[accepted], models)
+        if (letters := replies.pop("letters", None)) is not None and ask.peers is not None:
+            self._post(ids[accepted], ask.peers[rows][accepted], letters)
         weights = None if peers is None or peers.weights is None else peers.weights[accepted]
         return Replies(ids[accepted], replies, {int(ids[row]): why for row, why in refused.items()}, weights)
 
-    def _peers(self, ids: Tensor, judged: Tensor) -> Peers:
+    def _memory_of(self, name: str, like: Tensor) -> Tensor:
+        """[N, ...]: the memory of this name; what an optimiser carries is there from its first step on."""
+        with self._growing:
+            if name not in self._memory:
+                self._memory[name] = like.new_zeros(self.num_clients, *like.shape[1:])
+            return self._memory[name]
+
+    def _post(self, senders: Tensor, peers: Tensor, letters: Tensor) -> None:
+        """Letters [R, M, P] of these senders [R] to their peers [R, M]; there is no reading them before the next
+        exchange, since those asked for letters write none."""
+        for sender, recipients, written in zip(senders.tolist(), peers.tolist(), letters, strict=True):
+            for recipient, letter in zip(recipients, written, strict=True):
+                if recipient != NOBODY:
+                    self._letters[sender, recipient] = letter
+
+    def _peers(self, ids: Tensor, judged: Tensor, letters: bool) -> Peers:
         rows = ids.clamp(min=0)
         there = (ids != NOBODY) & self._published.there[rows]
-        return Peers(ids, there, rows, self._published.models, judged, self._kernel)
+        post = self._letters if letters else None
+        return Peers(ids, there, rows, self._published.models, judged, self._kernel, post)
 
 
 def available_cores() -> int:

@@ -14,6 +14,7 @@ from coterie.model import BATCH_STATISTICS, Layout, Model, loss_per_example
 
 Precision = Literal["float32", "bf16"]
 CHUNK = 2048  # examples of one forward pass in evaluation: bounds its memory
+STRETCH = 1 << 15  # numbers of each model that are mixed at a time: many models' stay in the cache
 
 
 @dataclass(frozen=True)
@@ -92,12 +93,15 @@ class Kernel(ABC):
 
     @torch.no_grad()
     def mix(self, models: Tensor, rows: Tensor, weights: Tensor) -> Tensor:
-        """[C, P]: for each client the sum of the models in its rows [C, M], weighted [C, M]; added in order."""
+        """[C, P]: for each client the sum of the models in its rows [C, M], weighted [C, M]; added in order, a stretch
+        of all models at a time, which stays in the cache for all clients."""
         mixed = models.new_zeros(len(rows), models.shape[1])
-        for out, chosen, weight in zip(mixed, rows.tolist(), weights.tolist(), strict=True):
-            for row, share in zip(chosen, weight, strict=True):
-                if share:
-                    out.add_(models[row], alpha=share)
+        mixtures = list(zip(rows.tolist(), weights.tolist(), strict=True))
+        for stretch, into in zip(models.split(STRETCH, dim=1), mixed.split(STRETCH, dim=1), strict=True):
+            for out, (chosen, shares) in zip(into, mixtures, strict=True):
+                for row, share in zip(chosen, shares, strict=True):
+                    if share:
+                        out.add_(stretch[row], alpha=share)
         return mixed
 
     def _module(self, dtype: torch.dtype = torch.float32, *, training: bool) -> nn.Module:

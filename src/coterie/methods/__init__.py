@@ -1,5 +1,6 @@
 """The methods, one file each, and the table of their names."""
 
+from coterie.methods.cobo import CoBo
 from coterie.methods.dfedavgm import DFedAvgM
 from coterie.methods.fedavg import FedAvg
 from coterie.methods.fedcb2o import FedCB2O
@@ -12,6 +13,7 @@ from coterie.options import Options
 METHODS: dict[str, type[Options]] = {
     "fedcbo": FedCBO,
     "fedcb2o": FedCB2O,
+    "cobo": CoBo,
     "local": Local,
     "fedavg": FedAvg,
     "ifca": IFCA,
@@ -21,5 +23,5 @@ METHODS: dict[str, type[Options]] = {
     "oracle-max": OracleMax,
 }
 __all__ = [
-    "IFCA", "METHODS", "DFedAvgM", "FedAvg", "FedCB2O", "FedCBO", "Local", "Oracle", "OracleMax", "OracleMin",
+    "IFCA", "METHODS", "CoBo", "DFedAvgM", "FedAvg", "FedCB2O", "FedCBO", "Local", "Oracle", "OracleMax", "OracleMin",
 ]  # fmt: skip

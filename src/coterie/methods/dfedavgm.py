@@ -10,7 +10,7 @@ from pydantic import Field
 from torch import Tensor
 
 from coterie.clients import Clients
-from coterie.core import NOBODY, Ask, Exchanges, Given, Setting, State, Tensors, client_task
+from coterie.core import NOBODY, Ask, Exchanges, Given, Setting, State, Tensors, client_task, merging_task
 from coterie.errors import ConfigError, explain
 from coterie.randomness import Moment, derive
 from coterie.robust.defence import Defended
@@ -47,7 +47,7 @@ class DFedAvgM(Defended):
         theta = clients.train(memory["theta"])  # with the momentum of [train]
         return {"theta": theta}, {"publish": theta, "examples": clients.examples}
 
-    @client_task
+    @merging_task
     def average(self, clients: Clients, memory: Tensors, given: Given) -> tuple[Tensors, Tensors]:
         theta, peers = memory["theta"], given.downloaded
         weight = torch.cat([clients.examples[:, None], given["examples"] * peers.delivered], dim=1)  # oneself first

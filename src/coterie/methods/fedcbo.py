@@ -7,7 +7,7 @@ from torch import Tensor
 
 from coterie.clients import Clients
 from coterie.consensus import gibbs
-from coterie.core import Ask, Exchanges, Given, State, Tensors, client_task
+from coterie.core import Ask, Exchanges, Given, State, Tensors, client_task, merging_task
 from coterie.errors import ConfigError, explain
 from coterie.peers import MeetsPeers
 from coterie.randomness import Moment
@@ -46,7 +46,7 @@ class FedCBO(MeetsPeers):
         wanted = self.selector.choose(clients, memory["liking"], given["cohort"], self.download)
         return {**memory, "theta": theta}, {"publish": theta, "wanted": wanted}
 
-    @client_task
+    @merging_task
     def move_to_consensus(self, clients: Clients, memory: Tensors, given: Given) -> tuple[Tensors, Tensors]:
         theta, peers = memory["theta"], given.downloaded
         losses = peers.losses(clients)  # [C, M]
