@@ -2,7 +2,7 @@
 
 from coterie.methods.cobo import CoBo
 from coterie.methods.dfedavgm import DFedAvgM
-from coterie.methods.fedavg import FedAvg
+from coterie.methods.fedavg import Ditto, FedAvg, FedProx
 from coterie.methods.fedcb2o import FedCB2O
 from coterie.methods.fedcbo import FedCBO
 from coterie.methods.ifca import IFCA
@@ -16,6 +16,8 @@ METHODS: dict[str, type[Options]] = {
     "cobo": CoBo,
     "local": Local,
     "fedavg": FedAvg,
+    "fedprox": FedProx,
+    "ditto": Ditto,
     "ifca": IFCA,
     "dfedavgm": DFedAvgM,
     "oracle": Oracle,
