@@ -18,21 +18,22 @@ class CFL(Options):
     """FedAvg inside clusters, of which there is one at first; a cluster is split when the mean update of its clients
     is small and the largest is not, into the halves whose updates are least alike (Sattler et al. 2020).
 
-    Updates are what a round of training moves a model by, so with [train] steps = 1 the two bounds are about lr times
-    the length of a gradient. Distances and angles count batch statistics as parameters.
+    An update is what a round of training moves a model by; lengths and angles count batch statistics as parameters.
 
-    Differs from the paper: no check of how clean a split is, whose bound gamma nobody knows; a largest number of
-    clusters; clients that take no part in the round of a split stay with the larger half, where the paper has all take
-    part in all rounds.
+    Differs from the paper: epsilon_1 is relative to the largest update, so that it fits models of all sizes and one
+    step as well as many; gamma_max is given and not estimated; there is a largest number of clusters; and clients that
+    take no part in the round of a split stay with the larger half, where the paper has all take part in all rounds.
     """
 
     name: Literal["cfl"] = "cfl"
-    mean_below: float = Field(0.4, ge=0, le=1e9)
-    """epsilon_1: a cluster may be split once its mean update is shorter; 0 never splits"""
-    largest_above: float = Field(1.6, ge=0, le=1e9)
-    """epsilon_2: and while the longest update of its clients is longer"""
+    mean_below: float = Field(0.4, ge=0, le=1)
+    """epsilon_1: a cluster may be split when its mean update is below this share of the longest; 0 never splits"""
+    largest_above: float = Field(0.0, ge=0, le=1e9)
+    """epsilon_2: and while the longest update of its clients is longer than this"""
+    separation: float = Field(0.7, ge=0, le=1)
+    """gamma_max: and if sqrt((1 - c) / 2) is larger, c the greatest cosine between the halves; noise alone has 0.707"""
     most_clusters: int = Field(10, ge=1, le=10**9)
-    """how many clusters there may be; more than there are clients is as many as there are clients"""
+    """how many clusters there may be; never more than there are clients"""
 
     def client_memory(self, theta: Tensor, num_clients: int) -> Tensors:
         return {}
@@ -51,9 +52,9 @@ class CFL(Options):
         used = int(group.max()) + 1
         for cluster in range(used):
             mine = (group[trained.clients] == cluster).nonzero()[:, 0]
-            updates = models[mine] - centres[cluster]
-            if used < len(centres) and self.splits(updates, weight[mine]):
-                group[trained.clients[mine[smaller_half(updates)]]] = used
+            half = self.smaller_half(models[mine] - centres[cluster], weight[mine])
+            if used < len(centres) and half.any():
+                group[trained.clients[mine[half]]] = used
                 used += 1
         centres = mean_by_group(models, group[trained.clients], weight, otherwise=centres)
         return {"centres": centres, "group": group}
@@ -61,21 +62,26 @@ class CFL(Options):
     def serving(self, clients: Clients, memory: Tensors, given: Given) -> Tensor:
         return given["centres"][given["group"][clients.ids]]
 
-    def splits(self, updates: Tensor, weight: Tensor) -> bool:
-        """Whether a cluster's updates [m, P] say so; weight [m]."""
-        if len(updates) < 2:
-            return False
+    def smaller_half(self, updates: Tensor, weight: Tensor) -> Tensor:
+        """[m] bool: who leaves a cluster with these updates [m, P] and weights [m]; nobody where it is not split."""
+        lengths, stay = updates.norm(dim=1), torch.zeros_like(weight, dtype=torch.bool)
         mean = (weight / weight.sum()).to(updates.dtype) @ updates
-        return bool(mean.norm() < self.mean_below and updates.norm(dim=1).max() > self.largest_above)
+        if len(updates) < 2 or lengths.max() <= self.largest_above or mean.norm() >= self.mean_below * lengths.max():
+            return stay
+        direction = F.normalize(updates, dim=1)
+        cosine = direction @ direction.T
+        other = parted(cosine)
+        across = cosine[other][:, ~other].max()
+        if ((1.0 - across) / 2.0).sqrt() <= self.separation:
+            return stay
+        return other if 2 * other.sum() <= len(other) else ~other
 
 
-def smaller_half(updates: Tensor) -> Tensor:
-    """[m] bool: who goes where updates [m, P] are parted such that the greatest cosine between the halves is least: the
-    most alike are joined until two halves remain. Of equal halves that without the first client."""
+def parted(cosine: Tensor) -> Tensor:
+    """[m] bool: who is not with the first, of two parts between which the greatest cosine [m, m] is least: those most
+    alike are joined until two parts remain."""
     from sklearn.cluster import AgglomerativeClustering  # here, because importing it takes more than a second
 
-    direction = F.normalize(updates, dim=1)
-    apart = (1.0 - direction @ direction.T).clamp(min=0.0).fill_diagonal_(0.0)
-    joined = AgglomerativeClustering(n_clusters=2, metric="precomputed", linkage="single").fit_predict(apart.cpu())
-    other = torch.from_numpy(joined != joined[0]).to(updates.device)
-    return other if 2 * other.sum() <= len(other) else ~other
+    apart = (1.0 - cosine).clamp(min=0.0).fill_diagonal_(0.0).cpu()
+    joined = AgglomerativeClustering(n_clusters=2, metric="precomputed", linkage="single").fit_predict(apart)
+    return torch.from_numpy(joined != joined[0]).to(cosine.device)

@@ -1,5 +1,6 @@
 """WeCFL: the server sorts the clients' models into clusters by weighted k-means, and each cluster has its mean."""
 
+from collections.abc import Iterator
 from typing import Literal
 
 import torch
@@ -13,7 +14,8 @@ from coterie.errors import ConfigError, explain
 from coterie.options import Options
 from coterie.randomness import Moment, fold, uniform
 
-REPEATS = 100  # of k-means in one round: more than it ever takes
+BEGINNINGS = 10  # of k-means in the first round, of which the best counts
+REPEATS = 100  # of its steps: more than it ever takes
 
 
 class WeCFL(Options):
@@ -25,7 +27,7 @@ class WeCFL(Options):
     model.
 
     Differs from the paper: k-means is repeated in each round until nobody changes, and begins with models of the first
-    round drawn as by k-means++ instead of models of its own. Distances count batch statistics as parameters.
+    round drawn as by k-means++, not with models of its own. Distances count batch statistics as parameters.
     """
 
     name: Literal["wecfl"] = "wecfl"
@@ -49,34 +51,42 @@ class WeCFL(Options):
     def round(self, state: State, cohort: Tensor, moment: Moment) -> Exchanges:
         trained = yield Ask(self.local_update, cohort, shared={name: state[name] for name in ("centres", "group")})
         models, weight, centres = trained["theta"], trained["examples"], state["centres"]
-        if (state["group"] == NOBODY).all():
-            chance = uniform(fold(moment.key("centres"), state["keys"][trained.clients]), len(centres))
-            centres = spread_out(models, weight, chance)
-        group = nearest(models, centres)
-        for _ in range(REPEATS):
-            before, centres = group, mean_by_group(models, group, weight, otherwise=centres)
-            group = nearest(models, centres)
-            if torch.equal(group, before):
-                break
+        first = bool((state["group"] == NOBODY).all())
+        begin = self._drawn(state, trained.clients, models, moment) if first else [centres]
+        centres, group, _ = min((sorted_into(models, weight, start) for start in begin), key=lambda found: found[2])
         return {**state, "centres": centres, "group": state["group"].index_put((trained.clients,), group)}
+
+    def _drawn(self, state: State, clients: Tensor, models: Tensor, moment: Moment) -> Iterator[Tensor]:
+        """Where k-means may begin in the first round."""
+        keys = fold(moment.key("centres"), state["keys"][clients])
+        chances = uniform(keys, BEGINNINGS * self.clusters).view(len(keys), BEGINNINGS, self.clusters)
+        return (spread_out(models, chance) for chance in chances.unbind(1))
 
     def serving(self, clients: Clients, memory: Tensors, given: Given) -> Tensor:
         return given["centres"][given["group"][clients.ids].clamp(min=0)]
 
 
-def nearest(models: Tensor, centres: Tensor) -> Tensor:
-    """[R]: the centre [K, P] nearest to each model [R, P]."""
-    return torch.cdist(models, centres, compute_mode="donot_use_mm_for_euclid_dist").argmin(1)
+def sorted_into(models: Tensor, weight: Tensor, centres: Tensor) -> tuple[Tensor, Tensor, float]:
+    """k-means of models [R, P] with weights [R] from centres [K, P]: the new ones, the nearest [R] to each model, and
+    the weighted sum of squared distances to them."""
+    group = torch.full_like(weight, NOBODY)
+    for _ in range(REPEATS):
+        apart = torch.cdist(models, centres, compute_mode="donot_use_mm_for_euclid_dist")
+        before, group = group, apart.argmin(1)
+        if torch.equal(group, before):
+            break
+        centres = mean_by_group(models, group, weight, otherwise=centres)
+    return centres, group, float(weight.double() @ apart.amin(1).double().square())
 
 
-def spread_out(models: Tensor, weight: Tensor, chance: Tensor) -> Tensor:
-    """[K, P]: models drawn one after another, by weight [R] times the squared distance to those drawn before (Arthur
-    and Vassilvitskii 2007); chance [R, K] uniform. The largest of log p + Gumbel noise is such a draw."""
+def spread_out(models: Tensor, chance: Tensor) -> Tensor:
+    """[K, P]: models drawn one after another, by the squared distance to those drawn before (Arthur and Vassilvitskii
+    2007); chance [R, K] uniform. The largest of log p + Gumbel noise is such a draw."""
     noise = -torch.log(-torch.log(chance.double().clamp(1e-12, 1 - 1e-12)))
     squares, chosen = torch.ones_like(noise[:, 0]), list[Tensor]()
     for turn in range(chance.shape[1]):
-        drawn = models[((weight * squares).log() + noise[:, turn]).argmax()]
+        drawn = models[(squares.log() + noise[:, turn]).argmax()]
         chosen.append(drawn)
-        distance = (models - drawn).double().norm(dim=1)
-        squares = distance.square() if turn == 0 else torch.minimum(squares, distance.square())
+        distance = (models - drawn).norm(dim=1).double().square()
+        squares = distance if turn == 0 else torch.minimum(squares, distance)
     return torch.stack(chosen)
