@@ -56,8 +56,8 @@ class CFL(Options):
             if used < len(centres) and half.any():
                 group[trained.clients[mine[half]]] = used
                 used += 1
-        centres = mean_by_group(models, group[trained.clients], weight, otherwise=centres)
-        return {"centres": centres, "group": group}
+        means = mean_by_group(models, group[trained.clients], weight, otherwise=centres[:used])
+        return {"centres": torch.cat([means, centres[used:]]), "group": group}
 
     def serving(self, clients: Clients, memory: Tensors, given: Given) -> Tensor:
         return given["centres"][given["group"][clients.ids]]
