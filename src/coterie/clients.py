@@ -102,7 +102,7 @@ class Clients:
         follow(moved[:, parameters], gradient[:, parameters], self.options, self._lr, carried)
         return moved
 
-    def first_batch(self, theta: Tensor, *, statistics: bool = False) -> Tensor:
+    def first_gradient(self, theta: Tensor, *, statistics: bool = False) -> Tensor:
         """[C, P]: the gradient on the batch with which local training would begin in this round. With `statistics` the
         batch moves those of theta, in place."""
         return self.gradient(theta, self.round_keys("shuffle"), self.options.batch_size, statistics=statistics)

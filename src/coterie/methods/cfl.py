@@ -51,11 +51,12 @@ class CFL(Options):
         models, weight, centres, group = trained["theta"], trained["examples"], state["centres"], state["group"].clone()
         used = int(group.max()) + 1
         for cluster in range(used):
+            if used == len(centres):
+                break
             mine = (group[trained.clients] == cluster).nonzero()[:, 0]
             half = self.smaller_half(models[mine] - centres[cluster], weight[mine])
-            if used < len(centres) and half.any():
-                group[trained.clients[mine[half]]] = used
-                used += 1
+            group[trained.clients[mine[half]]] = used
+            used += int(half.any())
         means = mean_by_group(models, group[trained.clients], weight, otherwise=centres[:used])
         return {"centres": torch.cat([means, centres[used:]]), "group": group}
 

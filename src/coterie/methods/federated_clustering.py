@@ -49,13 +49,13 @@ class FederatedClustering(Options):
         peers = given.downloaded
         place, _ = peers.delivered.nonzero().unbind(1)
         letters = memory["theta"].new_zeros(*peers.delivered.shape, memory["theta"].shape[1])
-        letters[peers.delivered] = clients.at(place).first_batch(peers.each)
+        letters[peers.delivered] = clients.at(place).first_gradient(peers.each)
         return {}, {"letters": letters}
 
     @client_task
     def step(self, clients: Clients, memory: Tensors, given: Given) -> tuple[Tensors, Tensors]:
         theta, peers = memory["theta"], given.downloaded
-        own, wrote = clients.first_batch(theta, statistics=True), peers.wrote(clients)
+        own, wrote = clients.first_gradient(theta, statistics=True), peers.wrote(clients)
         letters = iter(peers.letters(clients).split(wrote.sum(1).tolist()) if wrote.any() else ())
         centres, inside = own.clone(), torch.zeros_like(wrote)
         for row in range(len(theta)):

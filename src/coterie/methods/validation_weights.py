@@ -25,7 +25,7 @@ class ValidationWeights(Options):
     sharpness: float = Field(1.0, ge=0, le=1e6)
     """how sharply a lower loss counts; 0 is the plain mean of all models"""
     measure: Literal["loss", "perplexity"] = "loss"
-    """what is compared: the mean loss, or its exponential, as for language models in cobo-neurips2024.txt's program"""
+    """what is compared: the mean loss, or its exponential, as in the program of cobo-neurips2024.txt, section 4.3"""
 
     def client_memory(self, theta: Tensor, num_clients: int) -> Tensors:
         return {"theta": theta}

@@ -27,7 +27,8 @@ class WeCFL(Options):
     model.
 
     Differs from the paper: k-means is repeated in each round until nobody changes, and begins with models of the first
-    round drawn as by k-means++, not with models of its own. Distances count batch statistics as parameters.
+    round drawn as by k-means++, the best of ten drawings, not with models of its own. Distances count batch statistics
+    as parameters.
     """
 
     name: Literal["wecfl"] = "wecfl"

@@ -13,9 +13,9 @@ SMALLEST = 8  # pixels a side: three poolings
 
 
 class ResNet9(ModelOptions):
-    """Eight convolutions of 3 x 3, two of them twice inside a residual, and one linear layer; 6,621,540 parameters for
-    colour images and 100 classes. The last pooling is of the whole image: 4 x 4 of 32 x 32 pixels, as in the paper's
-    program."""
+    """Eight convolutions of 3 x 3, two pairs of them with a way around them, and one linear layer; 6,621,540 parameters
+    for colour images and 100 classes. The last pooling is of the whole image: 4 x 4 of 32 x 32 pixels, as in the
+    paper's program."""
 
     name: Literal["resnet9"] = "resnet9"
     width: Width = 64
