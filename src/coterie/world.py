@@ -17,7 +17,7 @@ from coterie.fleets.attacked import AttackedFleet
 from coterie.fleets.simulated import SimulatedFleet
 from coterie.kernels import choose_kernel
 from coterie.model import Model
-from coterie.models import ModelOptions
+from coterie.models.base import ModelOptions
 from coterie.robust.attacks import Attack, Role
 from coterie.training import ChoosesPeers, beginning
 
