@@ -96,7 +96,7 @@ def test_every_option_is_listed_with_its_default(
             if key in ("name", "scenario", "model", "train", "method", "attack", "compare", "presence"):
                 continue
             row = next(line.split(maxsplit=1) for line in section if line.split()[:1] == [key])
-            default = option.get_default(call_default_factory=True)
+            default = "required" if option.is_required() else option.get_default(call_default_factory=True)
             assert row[1].startswith(str(default)), (name, key)
 
 

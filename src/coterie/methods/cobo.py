@@ -87,7 +87,7 @@ class CoBo(Options):
         shown = yield Ask(self.show, cohort)
         present = shown.clients
         pairs = self._chosen(present, state["keys"], moment)
-        weights = (yield from self._select(state["weights"], pairs)) if len(pairs) else state["weights"]
+        weights = yield from self._select(state["weights"], pairs, max(1, len(present)))
         among = self._projected(weights[present][:, present])  # of those who are there
         others = present.expand(len(present), -1).where(among > 0, NOBODY)
         yield Ask(self.step, present, each={"weights": among}, peers=others)
@@ -96,18 +96,21 @@ class CoBo(Options):
     def serving(self, clients: Clients, memory: Tensors, given: Given) -> Tensor:
         return memory["theta"]
 
-    def _select(self, weights: Tensor, pairs: Tensor) -> Generator[Ask, Replies, Tensor]:
-        """Client-Selection of Algorithm 1 for these pairs [E, 2]: the new weights."""
-        judges, of_judges = grouped(pairs)
-        writers, of_writers = grouped(pairs.flip(1))
-        yield Ask(self.write, writers, peers=of_writers)
-        compared = yield Ask(self.compare, judges, peers=of_judges, letters=True)
-        if not len(compared.clients):
+    def _select(self, weights: Tensor, pairs: Tensor, at_once: int) -> Generator[Ask, Replies, Tensor]:
+        """Client-Selection of Algorithm 1 for these pairs [E, 2]: the new weights. So many pairs at once bound the
+        memory for letters."""
+        if not len(pairs):
             return weights
         agreement = torch.zeros_like(weights)
-        named = of_judges[torch.searchsorted(judges, compared.clients)]
-        row = compared.clients[:, None].expand_as(named)
-        agreement[row[named != NOBODY], named[named != NOBODY]] = compared["agreement"][named != NOBODY]
+        for part in pairs.split(at_once):
+            judges, of_judges = grouped(part)
+            writers, of_writers = grouped(part.flip(1))
+            yield Ask(self.write, writers, peers=of_writers)
+            compared = yield Ask(self.compare, judges, peers=of_judges, letters=True)
+            if len(compared.clients):
+                named = of_judges[torch.searchsorted(judges, compared.clients)]
+                row = compared.clients[:, None].expand_as(named)
+                agreement[row[named != NOBODY], named[named != NOBODY]] = compared["agreement"][named != NOBODY]
         return self._projected(weights + self.weight_step * (agreement + agreement.T))
 
     def _at_midpoints(self, clients: Clients, theta: Tensor, peers: Peers) -> Tensor:
@@ -134,6 +137,7 @@ class CoBo(Options):
         low, high = torch.minimum(mine, theirs), torch.maximum(mine, theirs)
         drawn = uniform(fold(fold(moment.key("pairs"), low), high), 1)[:, 0] < chance
         pairs = torch.stack([present[first], present[second]], dim=1)[drawn]
+        pairs = pairs[(second - first)[drawn].argsort(stable=True)]  # neighbours in this order share few clients
         turned = (pairs.sum(1) % 2 == 1)[:, None]  # so that everybody judges and writes about as often
         return torch.where(turned, pairs.flip(1), pairs)
 
