@@ -5,11 +5,11 @@ from html import escape
 from pathlib import Path
 from string import Template
 
-import plotly.graph_objects as go
 from plotly.io import to_html
 from plotly.offline import get_plotlyjs
 
 from coterie.report import pictures, words
+from coterie.report.pictures import Control, Picture
 from coterie.report.shown import NO_ATTACK, ShownRun
 from coterie.runs.files import write_atomically
 from coterie.runs.folder import RunFolder
@@ -26,7 +26,7 @@ def write_report(path: Path, runs: Sequence[RunFolder], title: str) -> None:
     for run in shown:
         groups.setdefault(f"{run.label}, {run.attack or NO_ATTACK}" if several else run.label, []).append(run)
     chosen = pictures.of_attacks(shown) if several else pictures.of_methods(groups)
-    drawn = [_drawn(number, *picture) for number, picture in enumerate(chosen, start=1)]
+    drawn = [_drawn(number, picture) for number, picture in enumerate(chosen, start=1)]
     tables = [words.headline(groups)]
     if several:
         tables = [*words.matrices(shown), words.folded("Every method under every attack", tables[0])]
@@ -36,13 +36,28 @@ def write_report(path: Path, runs: Sequence[RunFolder], title: str) -> None:
     write_atomically(path, _PAGE.substitute(parts, plotly=get_plotlyjs()))
 
 
-def _drawn(number: int, figure: go.Figure, caption: str) -> str:
+def _drawn(number: int, picture: Picture) -> str:
     config = {"responsive": True, "displaylogo": False, "modeBarButtons": [["toImage", "resetScale2d"]]}
-    drawing = to_html(figure, config, include_plotlyjs=False, full_html=False, div_id=f"figure-{number}")
+    drawing = to_html(picture.figure, config, include_plotlyjs=False, full_html=False, div_id=f"figure-{number}")
+    caption = escape(picture.caption)
+    control = "" if picture.control is None else _control(f"figure-{number}", picture.control)
     return (
-        f'<figure><div role="img" aria-label="{escape(caption)}">{drawing}</div>'
-        f"<figcaption><b>Figure {number}.</b> {escape(caption)}</figcaption></figure>"
+        f'<figure><div role="img" aria-label="{caption}">{drawing}</div>{control}'
+        f"<figcaption><b>Figure {number}.</b> {caption}</figcaption></figure>"
     )
+
+
+def _control(figure: str, control: Control) -> str:
+    """A slider or a list of the browser's own, which is used by keyboard too."""
+    names, at = [escape(name) for name in control.names], control.chosen
+    which = f'data-figure="{figure}" autocomplete="off"'
+    if control.slides:
+        given = f'max="{len(names) - 1}" value="{at}" data-names="{"|".join(names)}" aria-valuetext="{names[at]}"'
+        chosen = f'<input type="range" {which} {given}><output>{names[at]}</output>'
+    else:
+        options = [f"<option value={number}>{name}</option>" for number, name in enumerate(names)]
+        chosen = f"<select {which}>{''.join(options)}</select>"
+    return f'<label class="control">{control.what} {chosen}</label>'
 
 
 # The policy forbids the page to load anything, whatever is in it.
@@ -73,6 +88,8 @@ thead th { white-space: normal; vertical-align: bottom; overflow-wrap: normal; }
 th:first-child { text-align: left; position: sticky; left: 0; background: var(--page); }
 tbody th { white-space: normal; min-width: 8rem; }
 figure { margin: 2rem 0; }
+.control { display: flex; gap: 0.6rem; align-items: center; font-size: 0.9rem; }
+.control input { flex: 1; max-width: 40rem; }
 .remarks { background: var(--note); padding: 0.75rem 1rem; border-radius: 0.4rem; margin: 1rem 0; }
 .remarks ul { margin: 0.25rem 0 0; padding-left: 1.2rem; }
 details { margin: 1rem 0; }
@@ -87,6 +104,16 @@ pre { overflow-x: auto; font-size: 0.85rem; overflow-wrap: normal; }
 $content
 <details><summary>Settings and environment</summary>$settings</details>
 </main>
+<script>
+for (const control of document.querySelectorAll("[data-figure]")) control.addEventListener("input", () => {
+  const figure = document.getElementById(control.dataset.figure);
+  Plotly.restyle(figure, {visible: figure.data.map(trace => trace.meta == control.value)});
+  if (!control.dataset.names) return;
+  const name = control.dataset.names.split("|")[control.value];
+  control.nextElementSibling.value = name;
+  control.setAttribute("aria-valuetext", name);
+});
+</script>
 </body>
 </html>
 """)

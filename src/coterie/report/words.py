@@ -41,8 +41,11 @@ _COLUMNS: tuple[_Column, ...] = (
     ("std %", ("accuracy", "std"), 100, ".2f"),
     ("lowest %", ("accuracy", "min"), 100, ".1f"),
     ("highest %", ("accuracy", "max"), 100, ".1f"),
+    ("improved %", ("improved",), 100, ".1f"),
     ("loss", ("loss",), 1, ".4f"),
     ("selection rate", ("selection_rate",), 1, ".3f"),
+    ("weight within", ("weights", "within"), 1, ".3f"),
+    ("weight between", ("weights", "between"), 1, ".3f"),
     ("adjusted Rand", ("clusters", "adjusted_rand"), 1, ".3f"),
     ("seconds", ("seconds",), 1, ".1f"),
 )
@@ -53,7 +56,17 @@ _OF_ATTACKS: tuple[_Column, ...] = (
     ("their weight %", ("attack", "weight_malicious"), 100, ".1f"),
 )
 _UNATTACKED = ("std %", "lowest %", "highest %")  # what gives way to those of attacks, so that a page holds them all
-_WITH_SPREAD = ("accuracy %", "selection rate", "attack success %")  # where that over the seeds is worth the width
+_ABOUT = {
+    "improved %": "Improved is the share of clients that do better than with the same seed alone.",
+    "weight within": "Weights are means over pairs of clients of the same true cluster and of different ones.",
+}
+_WHERE_KNOWN = (*(column[0] for column in _OF_ATTACKS), *_ABOUT, "weight between")
+_WITH_SPREAD = (
+    "accuracy %",
+    "improved %",
+    "selection rate",
+    "attack success %",
+)  # where that over the seeds is worth the width
 
 
 def headline(groups: Groups) -> str:
@@ -61,8 +74,8 @@ def headline(groups: Groups) -> str:
     attacked = any(run.attack for runs in groups.values() for run in runs)
     columns = _COLUMNS
     if attacked:
-        known = [column for column in _OF_ATTACKS if any(_cell(runs, column) != "–" for runs in groups.values())]
-        columns = (_COLUMNS[0], *known, *(column for column in _COLUMNS[1:] if column[0] not in _UNATTACKED))
+        columns = (_COLUMNS[0], *_OF_ATTACKS, *(column for column in _COLUMNS[1:] if column[0] not in _UNATTACKED))
+    columns = tuple(column for column in columns if column[0] not in _WHERE_KNOWN or _known(column, groups))
     head = ["method", "seeds", *(column[0] for column in columns)]
     rows = [[label, str(len(runs)), *(_cell(runs, column) for column in columns)] for label, runs in groups.items()]
     table = _table("Results on the clients' own test data", head, rows)
@@ -71,7 +84,12 @@ def headline(groups: Groups) -> str:
     honest = "All of honest clients: source accuracy is that on the examples the attack aims at, attack success the "
     honest += "share of them called what it wants, downloads and weight are shares of all, mean over the rounds."
     about = f"{honest if attacked else 'std, lowest and highest are over the clients.'}{averaged}"
-    return f'{table}<p class="soft">{about}</p>'
+    said = "".join(f" {_ABOUT[name]}" for name in head if name in _ABOUT)
+    return f'{table}<p class="soft">{about}{said}</p>'
+
+
+def _known(column: _Column, groups: Groups) -> bool:
+    return any(_cell(runs, column) != "–" for runs in groups.values())
 
 
 def _matrix(runs: Sequence[ShownRun], *keys: str) -> tuple[list[str], list[str], list[list[float | None]]]:
