@@ -112,28 +112,27 @@ def _row(label: str, attack: str | None, summaries: list[dict[str, Any]]) -> dic
 
 def _note_improved(runs: Sequence[Run]) -> None:
     """Into the summary of each run that has a counterpart in which the same clients learn alone."""
+    lonely = [one for one in runs if one.summary["method"] == "local"]
+    alone = {_circumstances(one): one for one in reversed(lonely)}
     for one in runs:
-        alone = next((other for other in runs if _is_alone(other, one)), None)
-        if alone is None or (share := _improved(one, alone)) == one.summary.get("improved"):
+        other = alone.get(_circumstances(one))
+        if other is None or one in lonely or (share := _improved(one, other)) == one.summary.get("improved"):
             continue
         with RunFolder.open(one.path) as folder:
             folder.write_summary(one.summary | {"improved": share})
 
 
-def _is_alone(other: Run, run: Run) -> bool:
-    """Whether the other is of the same data, model, attack and seed, but local."""
-    theirs, mine = (
-        (one.summary["seed"], (one.summary["attack"] or {}).get("label"), one.folder.environment["data_fingerprint"])
-        for one in (other, run)
-    )
-    return theirs == mine and other.summary["method"] == "local" != run.summary["method"]
+def _circumstances(run: Run) -> tuple[Any, ...]:
+    """What two runs have in common whose clients can be compared: seed, attack, data and model."""
+    summary = run.summary
+    return summary["seed"], (summary["attack"] or {}).get("label"), run.folder.environment["data_fingerprint"]
 
 
 def _improved(run: Run, alone: Run) -> float | None:
     """The share of clients that do better than alone: by accuracy, or by loss where accuracy says nothing."""
     of_text = run.summary.get("perplexity") is not None
     name, sign = ("loss", -1) if of_text or run.summary["accuracy"] is None else ("accuracy", 1)
-    both = zip(run.folder.clients() or (), alone.folder.clients() or (), strict=True)
+    both = zip(run.folder.clients() or (), alone.folder.clients() or (), strict=False)  # none where a file is gone
     pairs = [(mine[name], theirs[name]) for mine, theirs in both]
     known = [sign * (mine - theirs) for mine, theirs in pairs if mine is not None and theirs is not None]
     return statistics.fmean(gain > 0 for gain in known) if known else None

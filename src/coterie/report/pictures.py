@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from coterie.report import figures
 from coterie.report.figures import Matrices
-from coterie.report.shown import Groups, ShownRun, dig
+from coterie.report.shown import Groups, ShownRun, dig, listed
 from coterie.report.words import filled_matrices
 
 MOST_ROUNDS = 60  # that a slider shows
@@ -172,7 +172,7 @@ def _sweep_figures(groups: Groups) -> Iterator[Picture]:
             accuracies.setdefault(setting, {}).setdefault(_method(run, runs), []).append(accuracy)
     if accuracies:
         bars = {setting: {name: fmean(of) for name, of in found.items()} for setting, found in accuracies.items()}
-        caption = f"Accuracy against {', '.join(varied)} of the scenario, mean over the clients and seeds."
+        caption = f"Accuracy against {listed(varied)} of the scenario, mean over the clients and seeds."
         yield Picture(figures.grouped_bars(bars, "accuracy"), caption)
 
 

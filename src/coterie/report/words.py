@@ -61,12 +61,8 @@ _ABOUT = {
     "weight within": "Weights are means over pairs of clients of the same true cluster and of different ones.",
 }
 _WHERE_KNOWN = (*(column[0] for column in _OF_ATTACKS), *_ABOUT, "weight between")
-_WITH_SPREAD = (
-    "accuracy %",
-    "improved %",
-    "selection rate",
-    "attack success %",
-)  # where that over the seeds is worth the width
+# where the spread over the seeds is worth the width
+_WITH_SPREAD = ("accuracy %", "improved %", "selection rate", "attack success %")
 
 
 def headline(groups: Groups) -> str:
@@ -161,8 +157,8 @@ def remarks(runs: Sequence[ShownRun]) -> str:
     if not about:
         return ""
     items = [f"{'; '.join(names)}: {remark}" if len(runs) > 1 else remark for remark, names in about.items()]
-    listed = "".join(f"<li>{escape(item)}</li>" for item in items)
-    return f'<section class="remarks"><h2>To know when reading</h2><ul>{listed}</ul></section>'
+    entries = "".join(f"<li>{escape(item)}</li>" for item in items)
+    return f'<section class="remarks"><h2>To know when reading</h2><ul>{entries}</ul></section>'
 
 
 def _counted(run: ShownRun) -> Iterator[str]:
