@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from coterie.config import Config
+from coterie.config import Config, Stay
 from coterie.data import SCENARIOS, SOURCES
 from coterie.descent import Train
 from coterie.methods import METHODS
@@ -79,7 +79,7 @@ def test_help_has_an_example(monkeypatch: pytest.MonkeyPatch, command: str) -> N
         ("attacks", ATTACKS),
         ("scenarios", SCENARIOS),
         ("models", MODELS),
-        ("settings", {"at the top of the file": Config, "[train]": Train}),
+        ("settings", {"at the top of the file": Config, "[train]": Train, "[[presence]]": Stay}),
     ],
 )
 def test_every_option_is_listed_with_its_default(
@@ -93,7 +93,7 @@ def test_every_option_is_listed_with_its_default(
         assert name in lines
         section = lines[lines.index(name) :]
         for key, option in kind.model_fields.items():
-            if key in ("name", "scenario", "model", "train", "method", "attack", "compare"):
+            if key in ("name", "scenario", "model", "train", "method", "attack", "compare", "presence"):
                 continue
             row = next(line.split(maxsplit=1) for line in section if line.split()[:1] == [key])
             default = option.get_default(call_default_factory=True)

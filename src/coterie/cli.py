@@ -170,13 +170,16 @@ def models(name: Annotated[str, typer.Argument(help="only this one")] = "") -> N
 @app.command()
 def settings() -> None:
     """The keys of a file outside its [scenario], [model], [method] and [attack] tables."""
-    from coterie.config import Compare, Config
+    from coterie.config import Compare, Config, Stay
     from coterie.descent import Train
 
     _print_options(
-        "at the top of the file", Config, leave_out={"scenario", "model", "train", "method", "attack", "compare"}
+        "at the top of the file",
+        Config,
+        leave_out={"scenario", "model", "train", "method", "attack", "compare", "presence"},
     )
     _print_options("[train]", Train)
+    _print_options("[[presence]]", Stay)
     _print_options("[compare]", Compare)
 
 

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from coterie.core import NOBODY
-from coterie.descent import Batches, Carried, Pull, Train, descend, fresh
+from coterie.descent import Batches, Carried, Pull, Train, descend, follow, fresh
 from coterie.federation import Examples, Federation
 from coterie.kernels import Kernel
 from coterie.randomness import Moment, fold, normal, uniform
@@ -95,9 +95,23 @@ class Clients:
             self._part(block)._train(theta[block], trained[block], options, spring, own, name)
         return trained
 
-    def gradient(self, theta: Tensor, draws: Tensor | None = None, size: int | None = None) -> Tensor:
+    def step(self, theta: Tensor, gradient: Tensor) -> Tensor:
+        """[C, P] -> [C, P]: one step of the optimiser along a gradient [C, P] of the method's own making."""
+        carried = self._carried("", theta) if self.options.steps else fresh(self.options, theta)
+        moved, parameters = theta.clone(), slice(self.num_parameters)
+        follow(moved[:, parameters], gradient[:, parameters], self.options, self._lr, carried)
+        return moved
+
+    def first_gradient(self, theta: Tensor, *, statistics: bool = False) -> Tensor:
+        """[C, P]: the gradient on the batch with which local training would begin in this round. With `statistics` the
+        batch moves those of theta, in place."""
+        return self.gradient(theta, self.round_keys("shuffle"), self.options.batch_size, statistics=statistics)
+
+    def gradient(
+        self, theta: Tensor, draws: Tensor | None = None, size: int | None = None, *, statistics: bool = False
+    ) -> Tensor:
         """[C, P]: the gradient of the mean loss over a client's training examples, or over `size` of them that the keys
-        `draws` [C] choose; zero for buffers."""
+        `draws` [C] choose; zero for buffers. Batch statistics are forgotten, or with `statistics` moved in place."""
         gradient = torch.zeros_like(theta)
         whole = self.data.train.x.shape[1]
         one_batch = self.options.model_copy(update={"epochs": 1, "steps": 1, "batch_size": size or whole})
@@ -105,7 +119,7 @@ class Clients:
         for begin in range(0, len(self), self.kernel.cache_block):
             block = slice(begin, begin + self.kernel.cache_block)
             batches = Batches(self.data.train, self.rows[block], keys[block], keys[block], one_batch)
-            start = theta[block].clone()  # the forward pass may move batch statistics
+            start = theta[block] if statistics else theta[block].clone()
             into = torch.zeros_like(start)
             for batch in batches:
                 self.kernel.bind(start, into)(batch, 0.0, 1.0)
@@ -203,6 +217,10 @@ class Clients:
         """Those at these places [n], which may repeat; what optimisers carry stays here."""
         return replace(self, ids=self.ids[places], rows=self.rows[places], optimiser={})
 
+    @property
+    def _lr(self) -> float:
+        return self.options.lr * self.options.lr_decay**self.moment.round
+
     def _part(self, block: slice) -> "Clients":
         return replace(self, ids=self.ids[block], rows=self.rows[block], optimiser={})
 
@@ -215,7 +233,7 @@ class Clients:
         self, start: Tensor, trained: Tensor, options: Train, pull: Pull | None, carried: Carried | None, name: str
     ) -> None:
         """From `start` [C, P] into `trained`, by fewer products where the kernel knows how."""
-        examples, rows, lr = self.data.train, self.rows, options.lr * options.lr_decay**self.moment.round
+        examples, rows, lr = self.data.train, self.rows, self._lr
         plain = options.optimiser == "sgd" and not options.steps and not options.weight_decay and pull is None
         shortened = self.kernel.shortened(start, examples.x, rows, options.epochs) if plain else None
         if shortened is None:

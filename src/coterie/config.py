@@ -70,6 +70,23 @@ class Compare(Options):
         return self
 
 
+class Stay(Options):
+    """When some clients are there; whoever is in no such table always is."""
+
+    clients: list[Annotated[int, Field(ge=0)]] = Field(min_length=1)
+    """their numbers"""
+    joins: int = Field(1, ge=1, le=10**9)
+    """the first round they are there, counted from 1"""
+    leaves: int | None = Field(None, ge=2, le=10**9)
+    """the first round they are gone again; unset: they stay"""
+
+    @model_validator(mode="after")
+    def _refuse_leaving_first(self) -> Self:
+        if self.leaves is not None and self.leaves <= self.joins:
+            raise ConfigError(explain("presence.leaves", self.leaves, f"more than {self.joins}, when they join"))
+        return self
+
+
 class Config(Options):
     """Everything that determines a run. Names of tables choose among what `coterie methods` and the like list."""
 
@@ -83,6 +100,8 @@ class Config(Options):
     """rounds between checkpoints; the last round always leaves one"""
     participation: float = Field(1.0, gt=0, le=1)
     """share of the clients that take part in a round"""
+    presence: list[Stay] = []
+    """clients that join late or leave: tables [[presence]] with clients, joins, leaves"""
     initial: Literal["common", "own"] = "common"
     """whether all clients start from one initial model or each from its own"""
     kernel: KernelName = "auto"

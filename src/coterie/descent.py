@@ -198,6 +198,16 @@ def _by_rule(
             parameters.add_(change, alpha=-lr)
 
 
+def follow(parameters: Tensor, gradient: Tensor, options: Train, lr: float, carried: Carried) -> None:
+    """One step of the optimiser, in place, along a gradient that is given; both [C, parameters]."""
+    if options.optimiser == "adamw":
+        _AdamW(options, lr, carried).step(parameters, gradient)
+        return
+    velocity = carried["velocity"][:, : parameters.shape[1]]
+    velocity.mul_(options.momentum).add_(gradient).add_(parameters, alpha=options.weight_decay)
+    parameters.add_(velocity, alpha=-lr)
+
+
 class _AdamW:
     """Loshchilov and Hutter 2019: moments of the gradient, corrected for their beginning at zero; decay apart."""
 

@@ -133,7 +133,7 @@ def _rounds(
     played = rounds(
         world.method, world.fleet, world.setting, world.federation.keys, progress, seed=config.seed,
         last=config.rounds, evaluate_every=config.evaluate_every, participation=config.participation,
-        malicious=world.federation.malicious,
+        malicious=world.federation.malicious, present=world.present,
     )  # fmt: skip
     stop = interrupted()
     while not stop and progress.round < config.rounds:
@@ -179,7 +179,8 @@ def _finish(world: World, folder: RunFolder, progress: Progress) -> None:
     """Write what a finished run leaves."""
     moment = Moment(world.config.seed, progress.round - 1)
     malicious = world.federation.malicious
-    per_client = progress.per_client or evaluate(world.method, world.fleet, progress.state, moment, malicious)
+    there = world.present(progress.round)
+    per_client = progress.per_client or evaluate(world.method, world.fleet, progress.state, moment, malicious, there)
     found = _clusters(progress)
     truth = world.federation.clusters
     true = [None] * len(found) if truth is None else truth.tolist()

@@ -1,7 +1,7 @@
 """The one loop over rounds: cohorts, exchanges, evaluation, records. A method overrides none of it."""
 
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
@@ -38,6 +38,8 @@ from coterie.peers import EpsilonGreedy, Selection
 from coterie.randomness import Moment, fold, uniform
 
 REMEMBER = 0.8  # how much of the earlier links counts when a new round's are added
+Presence = Callable[[int], Tensor | None]  # which clients [N] are there in a round, counted from 1; None is all
+EVERYBODY: Presence = lambda round: None  # noqa: E731
 
 
 @runtime_checkable
@@ -102,6 +104,7 @@ def rounds(
     evaluate_every: int = 1,
     participation: float = 1.0,
     malicious: Tensor | None = None,
+    present: Presence = EVERYBODY,
 ) -> Iterator[Progress]:
     """Play the rounds after `since` up to `last`, yielding after each. The generator may be left at any round.
     Who is malicious [N] is for the record, which speaks of the honest clients; nobody else is told."""
@@ -110,7 +113,8 @@ def rounds(
         number = progress.round + 1
         evaluated = number % evaluate_every == 0 or number == last
         moment = Moment(seed, number - 1)
-        progress = play(method, fleet, setting, keys, progress, moment, participation, evaluated, malicious)
+        there = present(number)
+        progress = play(method, fleet, setting, keys, progress, moment, participation, evaluated, malicious, there)
         yield progress
 
 
@@ -124,10 +128,11 @@ def play(
     participation: float,
     evaluated: bool,
     malicious: Tensor | None = None,
+    present: Tensor | None = None,
 ) -> Progress:
     """One round: a cohort, the method's exchanges, and the evaluation as one more exchange."""
     began = time.perf_counter()
-    cohort = draw_cohort(keys, participation, moment)
+    cohort = draw_cohort(keys, participation, moment, present)
     seen = _Watch(setting.num_clients, setting.clusters, malicious)
     state = run_round(method, fleet, before.state, cohort, moment, seen)
     links = links_from_groups(state["group"]) if "group" in state else seen.links
@@ -140,7 +145,7 @@ def play(
         "refused": {str(client): reason for client, reason in sorted(seen.refused.items())},
         "silent": len(seen.silent),
     }
-    per_client = evaluate(method, fleet, state, moment, malicious) if evaluated else None
+    per_client = evaluate(method, fleet, state, moment, malicious, present) if evaluated else None
     record["accuracy"] = spread(per_client["accuracy"]) if per_client else None
     record["loss"] = _mean(per_client, "loss")
     if malicious is not None:
@@ -152,10 +157,18 @@ def play(
 
 
 def evaluate(
-    method: Method, fleet: Fleet, state: State, moment: Moment, malicious: Tensor | None = None
+    method: Method,
+    fleet: Fleet,
+    state: State,
+    moment: Moment,
+    malicious: Tensor | None = None,
+    present: Tensor | None = None,
 ) -> dict[str, Tensor]:
-    """Ask every honest client how its model does; [N] each, NaN for malicious ones and those who did not answer."""
-    asked = torch.arange(fleet.num_clients) if malicious is None else (~malicious.cpu()).nonzero()[:, 0]
+    """Ask every honest client that is there how its model does; [N] each, NaN for all others and the silent."""
+    wanted = torch.ones(fleet.num_clients, dtype=torch.bool)
+    wanted &= ~malicious.cpu() if malicious is not None else True
+    wanted &= present.cpu() if present is not None else True
+    asked = wanted.nonzero()[:, 0]
     replies = fleet.answer(Ask(Serving(method).measure, asked, shared=state), moment)
     measured = {}
     for name in {"accuracy", "loss", *replies.values}:
@@ -176,10 +189,11 @@ def collect_models(method: Method, fleet: Fleet, state: State, moment: Moment, s
     return models
 
 
-def draw_cohort(keys: Tensor, participation: float, moment: Moment) -> Tensor:
-    """The clients of a round: a random share, at least one, in the order of their numbers."""
-    size = max(1, round(participation * len(keys)))
-    scores = uniform(fold(moment.key("cohort"), keys), 1)[:, 0]
+def draw_cohort(keys: Tensor, participation: float, moment: Moment, present: Tensor | None = None) -> Tensor:
+    """The clients of a round: a random share of those present [N], at least one, in the order of their numbers."""
+    there = torch.ones_like(keys, dtype=torch.bool) if present is None else present
+    size = max(1, round(participation * int(there.sum())))
+    scores = uniform(fold(moment.key("cohort"), keys), 1)[:, 0].masked_fill(~there, torch.inf)
     return scores.argsort(stable=True)[:size].sort().values
 
 

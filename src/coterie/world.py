@@ -17,7 +17,7 @@ from coterie.fleets.attacked import AttackedFleet
 from coterie.fleets.simulated import SimulatedFleet
 from coterie.kernels import choose_kernel
 from coterie.model import Model
-from coterie.models import ModelOptions
+from coterie.models.base import ModelOptions
 from coterie.robust.attacks import Attack, Role
 from coterie.training import ChoosesPeers, beginning
 
@@ -40,7 +40,8 @@ class World:
         )
         initial = lambda number: model.initial(config.seed, number).to(config.device)  # noqa: E731
         self.setting = Setting(federation.num_clients, initial, self.federation.keys, self.federation.clusters)
-        _check_budget(self.method, config, federation.num_clients)
+        _check_presence(config, federation.num_clients)
+        _check_budget(self.method, config, self._fewest())
         self.before = beginning(self.method, self.setting)
         memory = self.method.client_memory(self._starts(), federation.num_clients)
         self.fleet: Fleet = SimulatedFleet(
@@ -80,6 +81,27 @@ class World:
 
     def __exit__(self, *exception: object) -> None:
         self.fleet.close()
+
+    def present(self, round: int) -> Tensor | None:
+        """[N] bool: who is there in a round, counted from 1; None if everybody is."""
+        if not self.config.presence:
+            return None
+        there = torch.ones_like(self.federation.keys, dtype=torch.bool)
+        for stay in self.config.presence:
+            there[stay.clients] = stay.joins <= round < (stay.leaves or round + 1)
+        return there
+
+    def _fewest(self) -> int:
+        """The clients of the round in which fewest are there; a round without any is refused."""
+        changes = {1, *(stay.joins for stay in self.config.presence), *(s.leaves or 1 for s in self.config.presence)}
+        counts = {}
+        for round in sorted(change for change in changes if change <= self.config.rounds):
+            there = self.present(round)
+            counts[round] = self.federation.num_clients if there is None else int(there.sum())
+        if not min(counts.values()):
+            empty = min(counts, key=counts.__getitem__)
+            raise ConfigError(explain("presence", f"nobody in round {empty}", "at least one client in every round"))
+        return min(counts.values())
 
     def description(self) -> dict[str, Any]:
         """The resolved configuration, with names for what was given as objects."""
@@ -133,6 +155,14 @@ def _check_device(device: str) -> None:
         torch.zeros(1, device=device).item()
     except Exception:  # torch has many kinds for this
         raise ConfigError(explain("device", device, "a torch device of this machine, such as cpu or cuda")) from None
+
+
+def _check_presence(config: Config, num_clients: int) -> None:
+    """Only clients that exist join and leave, each in one table."""
+    named = [client for stay in config.presence for client in stay.clients]
+    for client in named:
+        if client >= num_clients or named.count(client) > 1:
+            raise ConfigError(explain("presence.clients", client, f"0 to {num_clients - 1}, each in one table only"))
 
 
 def _check_budget(method: Method, config: Config, num_clients: int) -> None:

@@ -68,7 +68,7 @@ def test_validation_is_taken_from_each_clients_own_examples(scenario: str) -> No
 
 
 @pytest.mark.usefixtures("numbered")
-@pytest.mark.parametrize("scenario", ["rotated", "label-permuted"])
+@pytest.mark.parametrize("scenario", ["rotated", "permuted"])
 def test_every_cluster_deals_all_images_in_an_order_of_its_own(scenario: str) -> None:
     federation = build(scenario, data="mnist", clients=12, clusters=4, examples_per_client=40)
     of_clients = held(federation)
@@ -158,7 +158,7 @@ def test_own_angles_are_taken() -> None:
 
 @pytest.mark.usefixtures("numbered")
 def test_a_shift_renames_label_by_label() -> None:
-    federation = build("label-permuted", data="mnist", kind="shift", shift=3, clients=4, examples_per_client=20)
+    federation = build("permuted", data="mnist", shift=3, clients=4, examples_per_client=20)
     for cluster, (x, y) in enumerate(federation.tests):
         assert y.tolist() == [(number + 3 * cluster) % 10 for number in numbers(x)]
     for cluster, mine in enumerate(held(federation)):
@@ -167,7 +167,7 @@ def test_a_shift_renames_label_by_label() -> None:
 
 @pytest.mark.usefixtures("numbered")
 def test_a_permutation_renames_each_class_to_another_and_leaves_cluster_0() -> None:
-    federation = build("label-permuted", data="mnist", clients=4, examples_per_client=20)
+    federation = build("permuted", data="mnist", clients=4, examples_per_client=20)
     names = [y[:10].tolist() for _, y in federation.tests]
     assert names[0] == list(range(10))
     assert all(sorted(of_cluster) == list(range(10)) for of_cluster in names)
@@ -227,7 +227,7 @@ def test_scenarios_of_one_distribution_have_one_cluster_and_one_test_set() -> No
         ("rotated", {"clients": 3}, r"scenario.clients: got 3; allowed: 4 or more, one for each of scenario.clusters"),
         ("rotated", {"angles": (0, 90)}, r"scenario.angles: got \[0.0, 90.0\]; allowed: 4 angles"),
         ("rotated", {"angles": (0, 90, 180, float("nan"))}, r"scenario.angles: .* finite"),
-        ("label-permuted", {"clusters": 3, "kind": "shift", "shift": 5}, r"scenario.shift: got 5; allowed: a step"),
+        ("permuted", {"clusters": 3, "shift": 5}, r"scenario.shift: got 5; allowed: a step"),
         ("disjoint-classes", {"clusters": 11}, r"scenario.clusters: got 11; allowed: 1 to 10, the classes of digits"),
         ("disjoint-classes", {"examples_per_client": 50}, r"scenario.examples_per_client: got 50; .* in cluster 0"),
         ("dirichlet", {"examples_per_client": 36}, r"scenario.examples_per_client: got 36; allowed: 1 to 35"),

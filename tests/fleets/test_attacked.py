@@ -36,6 +36,7 @@ LIARS, BENIGN = [2, 5], [0, 1, 3, 4]  # one liar in each
 SHORT = {"epochs": 1, "batch_size": 8, "lr": 0.1}
 OPTIONS: Mapping[str, dict[str, Any]] = {
     "fedcbo": {"download": 3}, "fedcb2o": {"download": 3}, "ifca": {"clusters": 2},
+    "federated_clustering": {"quantile": 1.0}, "wecfl": {"clusters": 2}, "cfl": {"mean_below": 1, "largest_above": 0.1},
     "dfedavgm": {"graph": "complete"},  # other graphs join clients by number
 }  # fmt: skip
 TRUSTING = 2.0  # of three classes the entropy is 1.1 at most

@@ -23,6 +23,7 @@ EIGHT = federation((7, 5, 3, 5, 2, 8, 4, 1))
 FEDCBO = FedCBO(download=4, noise="anisotropic", noise_level=0.1)
 OF_METHOD: Mapping[str, dict[str, object]] = {
     "fedcbo": {"download": 3, "noise": "isotropic", "noise_level": 0.05}, "ifca": {"clusters": 2},
+    "cfl": {"mean_below": 1.0, "largest_above": 0.1}, "wecfl": {"clusters": 2},
     "fedcb2o": {"download": 3}, "dfedavgm": {"graph": "complete"},  # other graphs join clients by number
 }  # fmt: skip
 SHORT = Train(epochs=1, batch_size=5)

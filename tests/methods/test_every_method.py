@@ -20,6 +20,8 @@ OPTIONS: Mapping[str, dict[str, Any]] = {
     "fedcb2o": {"download": 2},
     "dfedavgm": {"degree": 2},
     "ifca": {"clusters": 2},
+    "cfl": {"mean_below": 1.0, "largest_above": 0.1},
+    "wecfl": {"clusters": 2},
 }
 
 

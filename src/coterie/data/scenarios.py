@@ -11,7 +11,7 @@ from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Literal
+from typing import Annotated, Literal
 
 import torch
 from pydantic import Field
@@ -144,8 +144,14 @@ class Clustered(Scenario):
 
     clusters: int = Field(4, ge=1, le=10_000)
     """Number of true clusters; clients are spread over them as evenly as possible."""
+    cluster_sizes: list[Annotated[int, Field(ge=1)]] | None = None
+    """Clients of each cluster, instead."""
 
     def check_sizes(self) -> None:
+        sizes = self.cluster_sizes
+        if sizes is not None and (len(sizes) != self.clusters or sum(sizes) != self.clients):
+            allowed = f"{self.clusters} numbers, one for each of scenario.clusters, with the sum {self.clients}"
+            raise ConfigError(explain("scenario.cluster_sizes", sizes, allowed, "Change it or scenario.clients."))
         if self.clients < self.clusters:
             allowed = f"{self.clusters} or more, one for each of scenario.clusters"
             raise ConfigError(
@@ -153,12 +159,14 @@ class Clustered(Scenario):
             )
 
     def cluster_of(self) -> list[int]:
-        sizes = even_sizes(self.clients, self.clusters)
-        return [cluster for cluster, size in enumerate(sizes) for _ in range(size)]
+        return [cluster for cluster, size in enumerate(self._sizes()) for _ in range(size)]
+
+    def _sizes(self) -> list[int]:
+        return self.cluster_sizes or even_sizes(self.clients, self.clusters)
 
     def _members_sizes(self, sizes: Sequence[int]) -> Iterator[Sequence[int]]:
         """Those of each cluster's clients."""
-        ends = list(itertools.accumulate(even_sizes(self.clients, self.clusters)))
+        ends = list(itertools.accumulate(self._sizes()))
         return (sizes[begin:end] for begin, end in zip([0, *ends], ends, strict=False))
 
     def _every_cluster_deals_all(self, source: Source, seed: int, sizes: Sequence[int]) -> list[Tensor]:
@@ -196,19 +204,17 @@ class Rotated(Clustered):
         return Plan(held, views, self.cluster_of(), source.num_classes)
 
 
-class LabelPermuted(Clustered):
+class Permuted(Clustered):
     """Clusters that see the same images and name the classes differently; cluster 0 keeps the true labels."""
 
-    name: Literal["label-permuted"] = "label-permuted"
+    name: Literal["permuted"] = "permuted"
     """Which scenario."""
-    kind: Literal["permutation", "shift"] = "permutation"
-    """A random permutation of the labels for each cluster, or label + shift * cluster, modulo the classes."""
-    shift: int = Field(1, ge=1, le=10**9)
-    """Step of the cyclic shift between clusters, for kind = "shift"."""
+    shift: int | None = Field(None, ge=1, le=10**9)
+    """Cluster k calls class c (c + shift * k) modulo the classes; unset, each has a random permutation of its own."""
 
     def plan(self, source: Source, seed: int, sizes: Sequence[int]) -> Plan:
         names = [self._names(cluster, source.num_classes, seed) for cluster in range(self.clusters)]
-        if self.kind == "shift" and len({int(of_zero[0]) for of_zero in names}) < self.clusters:
+        if self.shift and len({int(of_zero[0]) for of_zero in names}) < self.clusters:
             allowed = f"a step that shifts {self.clusters} clusters differently, modulo {source.num_classes} classes"
             raise ConfigError(explain("scenario.shift", self.shift, allowed, "Change it or lower scenario.clusters."))
         everything = torch.arange(len(source.test_y))
@@ -218,7 +224,7 @@ class LabelPermuted(Clustered):
 
     def _names(self, cluster: int, num_classes: int, seed: int) -> Tensor:
         """[classes] int64: what this cluster calls each class."""
-        if self.kind == "shift":
+        if self.shift:
             return (torch.arange(num_classes) + self.shift * cluster) % num_classes
         return shuffled(num_classes, seed, "label names", cluster) if cluster else torch.arange(num_classes)
 
@@ -316,7 +322,7 @@ class Iid(Scenario):
 
 SCENARIOS: dict[str, type[Scenario]] = {
     "rotated": Rotated,
-    "label-permuted": LabelPermuted,
+    "permuted": Permuted,
     "disjoint-classes": DisjointClasses,
     "dirichlet": DirichletSkew,
     "quantity-skew": QuantitySkew,

@@ -19,6 +19,7 @@ from coterie.robust.attacks import Attack, Seen
 
 SENT, BEGAN = "attack.sent", "attack.began"  # among the memories: what attackers sent last, where they trained from
 HEARD, START = "attack.heard", "attack.start"  # among the replies, which have names of the method's own
+LETTERS = "attack.letters"
 
 
 @dataclass(frozen=True)
@@ -40,11 +41,13 @@ class Lying:
 
     @client_task
     def withhold(self, clients: Clients, memory: Tensors, given: Given) -> tuple[Tensors, Tensors]:
-        """The task, but its model is kept back and handed to the other attackers, with where training began."""
+        """The task, but its model is kept back and handed to the other attackers, with where training began; or its
+        letters are."""
         began: dict[str, Tensor] = {}
         memory, reply = self.task(_Tapped(**vars(clients), began=began), memory, given)
         kept_back = {f"attack.{name}": reply[name] for name in MODELS & reply.keys()}
-        said = {name: value for name, value in reply.items() if name not in MODELS}
+        kept_back |= {LETTERS: reply["letters"]} if "letters" in reply else {}
+        said = {name: value for name, value in reply.items() if name not in MODELS | {"letters"}}
         return memory, said | kept_back | ({START: began["start"]} if began else {})
 
     @client_task
@@ -105,7 +108,7 @@ class AttackedFleet:
             return self._inside.answer(ask, moment)
         liars = [] if self._attack.silent else [self._of_liars(ask.only(lying), moment)]
         honest = self._of_honest(ask.only(~lying), moment)  # after the liars, who must not read it yet
-        said = [self._said(replies, honest, moment) for replies in liars]
+        said = [self._said(ask, replies, honest, moment) for replies in liars]
         unheard = [replace(part, values=_without(part.values, HEARD)) for part in honest]
         return Replies.joined([*unheard, *said]).in_order_of(ask.clients)
 
@@ -124,7 +127,7 @@ class AttackedFleet:
             ask = replace(ask, task=Lying(ask.task).withhold)
         return self._inside.answer(ask, moment)
 
-    def _said(self, replies: Replies, honest: list[Replies], moment: Moment) -> Replies:
+    def _said(self, ask: Ask, replies: Replies, honest: list[Replies], moment: Moment) -> Replies:
         """What they say in its place."""
         if not len(replies.clients):
             return replies
@@ -132,6 +135,8 @@ class AttackedFleet:
         if self._attack.collude and "wanted" in values:
             present = torch.cat([part.clients for part in [*honest, replies]])
             values["wanted"] = self._accomplices(replies.clients, present, values["wanted"].shape[1], moment)
+        if LETTERS in values:
+            return self._written(ask, replies, moment)
         kept_back = {name: values.pop(f"attack.{name}") for name in MODELS if f"attack.{name}" in values}
         began = values.pop(START, None)
         if not kept_back:
@@ -141,8 +146,22 @@ class AttackedFleet:
         ((name, own),) = kept_back.items()
         heard = self._overheard(honest, HEARD if name == "publish" else name)
         start = self._last(BEGAN, replies.clients, own) if began is None else began
-        values[name] = self._crafted(replies.clients, own, start, heard, moment)
+        last = self._last(SENT, replies.clients, torch.zeros_like(own))
+        values[name] = self._crafted(replies.clients, own, start, last, heard, moment)
+        if self._attack.remembers:
+            self._keep(SENT, replies.clients, values[name])
         said = self._inside.answer(Ask(say, replies.clients, each=values), moment)
+        return replace(said, refused={**replies.refused, **said.refused})
+
+    def _written(self, ask: Ask, replies: Replies, moment: Moment) -> Replies:
+        """Letters hold gradients, so each is crafted as a model that was trained from zero; nobody overhears them."""
+        assert ask.peers is not None
+        clients, letters = replies.clients, replies.values[LETTERS].unbind(1)
+        nothing = torch.zeros_like(letters[0])
+        crafted = [self._crafted(clients, own, nothing, nothing, None, moment) for own in letters]
+        values = {**_without(replies.values, LETTERS), "letters": torch.stack(crafted, dim=1)}
+        peers = ask.peers[(clients[:, None] == ask.clients).int().argmax(1)]
+        said = self._inside.answer(Ask(say, clients, each=values, peers=peers), moment)
         return replace(said, refused={**replies.refused, **said.refused})
 
     def _overheard(self, honest: list[Replies], name: str) -> tuple[Tensor, Tensor] | None:
@@ -163,11 +182,16 @@ class AttackedFleet:
         return F.pad(wanted, (0, budget - wanted.shape[1]), value=NOBODY)
 
     def _crafted(
-        self, clients: Tensor, own: Tensor, start: Tensor, heard: tuple[Tensor, Tensor] | None, moment: Moment
+        self,
+        clients: Tensor,
+        own: Tensor,
+        start: Tensor,
+        last: Tensor,
+        heard: tuple[Tensor, Tensor] | None,
+        moment: Moment,
     ) -> Tensor:
         """[R, ...]: what these attackers send, cluster by cluster."""
         keys = fold(moment.key("attack"), self._keys[clients])
-        last = self._last(SENT, clients, torch.zeros_like(own))
         others, of_cluster = heard or (own[:0], self._cluster[:0])
         rows, crafted = [], []
         for cluster in self._cluster[clients].unique():
@@ -175,10 +199,7 @@ class AttackedFleet:
             seen = Seen(own[mine], start[mine], others[of_cluster == cluster], last[mine], keys[mine], moment.round)
             rows.append(mine)
             crafted.append(self._attack.craft(seen))
-        sent = torch.cat(crafted)[torch.cat(rows).argsort()]
-        if self._attack.remembers:
-            self._keep(SENT, clients, sent)
-        return sent
+        return torch.cat(crafted)[torch.cat(rows).argsort()]
 
     def _keep(self, name: str, clients: Tensor, models: Tensor) -> None:
         """Remember a model [R, P] of each of these attackers [R]."""

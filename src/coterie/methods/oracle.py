@@ -21,7 +21,7 @@ class _InsideClusters(Options):
 
     def start(self, setting: Setting) -> State:
         if setting.clusters is None:
-            allowed = "a scenario whose clusters are known (rotated, label-permuted, disjoint-classes)"
+            allowed = "a scenario whose clusters are known (rotated, permuted, disjoint-classes)"
             raise ConfigError(
                 explain("method.name", getattr(self, "name", ""), allowed, "Use another method or scenario.")
             )

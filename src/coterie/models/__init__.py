@@ -2,24 +2,15 @@
 
 import itertools
 import math
-from abc import abstractmethod
-from typing import Annotated, Literal
+from typing import Literal
 
 from pydantic import Field
 from torch import nn
 
 from coterie.errors import ModelError
-from coterie.options import Options
-
-Width = Annotated[int, Field(gt=0, le=10**6)]
-
-
-class ModelOptions(Options):
-    """What all networks have in common."""
-
-    @abstractmethod
-    def build(self, shape: tuple[int, ...], outputs: int) -> nn.Module:
-        """A fresh module for examples of this shape."""
+from coterie.models.base import ModelOptions
+from coterie.models.parts import Normalisation, Width, normalising
+from coterie.models.resnet import ResNet9
 
 
 class Linear(ModelOptions):
@@ -56,6 +47,8 @@ class CNN(ModelOptions):
     """width of the dense layer"""
     dropout: float = Field(0.0, ge=0, lt=1)
     """share of the dense layer's units dropped in training"""
+    normalisation: Normalisation = "none"
+    """after each convolution: none, batch or group"""
 
     def build(self, shape: tuple[int, ...], outputs: int) -> nn.Module:
         if len(shape) != 3 or min(shape[1:]) < 2 ** len(self.channels):
@@ -65,7 +58,8 @@ class CNN(ModelOptions):
             )
         layers: list[nn.Module] = []
         for before, after in zip((shape[0], *self.channels[:-1]), self.channels, strict=True):
-            layers += [nn.Conv2d(before, after, 5, padding=2), nn.ReLU(), nn.MaxPool2d(2)]
+            normalise = normalising(self.normalisation, after)
+            layers += [nn.Conv2d(before, after, 5, padding=2), *normalise, nn.ReLU(), nn.MaxPool2d(2)]
         side = [length // 2 ** len(self.channels) for length in shape[1:]]
         dense = nn.Linear(self.channels[-1] * side[0] * side[1], self.hidden)
         ending = [nn.Dropout(self.dropout)] if self.dropout else []
@@ -94,4 +88,10 @@ class CifarCNN(ModelOptions):
         return nn.Sequential(*first, *second, nn.Flatten(), *dense)
 
 
-MODELS: dict[str, type[ModelOptions]] = {"linear": Linear, "mlp": MLP, "cnn": CNN, "cifar-cnn": CifarCNN}
+MODELS: dict[str, type[ModelOptions]] = {
+    "linear": Linear,
+    "mlp": MLP,
+    "cnn": CNN,
+    "cifar-cnn": CifarCNN,
+    "resnet9": ResNet9,
+}
