@@ -14,7 +14,7 @@ from coterie import tables
 def row(method: str, attack: str | None = None, **figures: float) -> dict[str, Any]:
     """A row of a comparison of three seeds, as `Comparison.rows` makes it; all deviations are 0.0123."""
     names = ("accuracy", "loss", "selection_rate", "adjusted_rand", "seconds", "source_accuracy", "success_rate",
-             "selected_malicious", "weight_malicious")  # fmt: skip
+             "selected_malicious", "weight_malicious", "improved", "within", "between")  # fmt: skip
     found: dict[str, Any] = {"method": method, "attack": attack, "seeds": 3}
     for name in names:
         found |= {name: figures.get(name), f"{name}_std": 0.0123 if name in figures else None}
@@ -49,8 +49,25 @@ def test_without_attackers_nothing_is_said_of_them() -> None:
     assert "success" in shown(tables.of_comparison(ATTACKED), 200)
 
 
+def test_who_is_better_than_alone_and_how_weights_lie_is_said_where_it_is_known() -> None:
+    cobo = row("cobo", accuracy=0.8, improved=0.75, within=0.95, between=0.16)
+    lines = shown(tables.of_comparison([row("local", accuracy=0.7), cobo]), 200)
+    assert "improved %" in lines
+    assert "75.00 ± 1.23" in lines
+    assert "seconds" not in lines
+    _, weights = tables.of_comparison([row("local", accuracy=0.7), cobo])
+    assert [[str(cell) for cell in column.cells] for column in weights.columns] == [
+        ["cobo"], ["0.95 ± 0.01"], ["0.16 ± 0.01"],
+    ]  # fmt: skip
+    alone = tables.of_comparison([row("local", accuracy=0.7)])
+    assert len(alone) == 1
+    assert "improved" not in shown(alone, 200)
+    assert "seconds" in shown(alone, 200)
+
+
 @pytest.mark.parametrize("rows", [ATTACKED, [row("fedcbo, our defaults", accuracy=0.9, loss=1.0, selection_rate=0.9,
-                                                 adjusted_rand=1.0, seconds=12.0)]])  # fmt: skip
+                                                 adjusted_rand=1.0, seconds=12.0, improved=1.0, within=1.0,
+                                                 between=0.1)]])  # fmt: skip
 def test_eighty_columns_cut_no_word_off(rows: list[dict[str, Any]]) -> None:
     narrow, wide = (shown(tables.of_comparison(rows), width) for width in (80, 200))
     assert max(map(len, narrow.splitlines())) <= 80

@@ -67,6 +67,7 @@ def compare(
             break
     comparison = Comparison(path, [one for one in finished if one.completed], all(one.completed for one in finished))
     if comparison.runs:
+        _note_improved(comparison.runs)
         write_report(path / "report.html", [one.folder for one in comparison.runs], title="Comparison")
         write_atomically(path / "comparison.json", json.dumps(comparison.rows(), indent=2))
     return comparison
@@ -95,6 +96,8 @@ def _row(label: str, attack: str | None, summaries: list[dict[str, Any]]) -> dic
         "loss": [one["loss"] for one in summaries],
         "selection_rate": [one["selection_rate"] for one in summaries],
         "adjusted_rand": [one["clusters"]["adjusted_rand"] for one in summaries],
+        "improved": [one.get("improved") for one in summaries],
+        **{name: [(one.get("weights") or {}).get(name) for one in summaries] for name in ("within", "between")},
         "seconds": [one["seconds"] for one in summaries],
     }
     for name in ("source_accuracy", "success_rate", "selected_malicious", "weight_malicious"):
@@ -105,6 +108,34 @@ def _row(label: str, attack: str | None, summaries: list[dict[str, Any]]) -> dic
         row[name] = statistics.fmean(known) if known else None
         row[f"{name}_std"] = statistics.stdev(known) if len(known) > 1 else None
     return row
+
+
+def _note_improved(runs: Sequence[Run]) -> None:
+    """Into the summary of each run that has a counterpart in which the same clients learn alone."""
+    lonely = [one for one in runs if one.summary["method"] == "local"]
+    alone = {_circumstances(one): one for one in reversed(lonely)}
+    for one in runs:
+        other = alone.get(_circumstances(one))
+        if other is None or one in lonely or (share := _improved(one, other)) == one.summary.get("improved"):
+            continue
+        with RunFolder.open(one.path) as folder:
+            folder.write_summary(one.summary | {"improved": share})
+
+
+def _circumstances(run: Run) -> tuple[Any, ...]:
+    """What two runs have in common whose clients can be compared: seed, attack, data and model."""
+    summary = run.summary
+    return summary["seed"], (summary["attack"] or {}).get("label"), run.folder.environment["data_fingerprint"]
+
+
+def _improved(run: Run, alone: Run) -> float | None:
+    """The share of clients that do better than alone: by accuracy, or by loss where accuracy says nothing."""
+    of_text = run.summary.get("perplexity") is not None
+    name, sign = ("loss", -1) if of_text or run.summary["accuracy"] is None else ("accuracy", 1)
+    both = zip(run.folder.clients() or (), alone.folder.clients() or (), strict=False)  # none where a file is gone
+    pairs = [(mine[name], theirs[name]) for mine, theirs in both]
+    known = [sign * (mine - theirs) for mine, theirs in pairs if mine is not None and theirs is not None]
+    return statistics.fmean(gain > 0 for gain in known) if known else None
 
 
 def _listed(wanted: Sequence[str | Mapping[str, Any]] | None, file: Sequence[str | Mapping[str, Any]]) -> list[Any]:

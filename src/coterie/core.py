@@ -152,7 +152,8 @@ class Method(Protocol):
         ...
 
     def start(self, setting: Setting) -> State:
-        """What the coordinator remembers at first. An entry "group" [N] says whose models it averages together."""
+        """What the coordinator remembers at first. An entry "group" [N] says whose models it averages together, and an
+        entry "weights" [N, N] in [0, 1] how much each client is to learn from each: clusters are read from either."""
         ...
 
     def round(self, state: State, cohort: Tensor, moment: Moment) -> Exchanges:

@@ -18,7 +18,7 @@ from coterie.data import SCENARIOS
 from coterie.display import Display, default_display
 from coterie.errors import ConfigError, RunError, explain
 from coterie.federation import Federation
-from coterie.metrics import adjusted_rand, found_clusters, spread
+from coterie.metrics import adjusted_rand, clusters_by_weights, found_clusters, shown_weights, spread
 from coterie.randomness import Moment
 from coterie.report import write_report
 from coterie.runs import RunFolder, checkpoint, environment
@@ -149,7 +149,9 @@ def _rounds(
 def _tensors(world: World, progress: Progress) -> dict[str, Tensor]:
     """What a checkpoint holds."""
     memory = {f"memory.{name}": value for name, value in world.fleet.memory().items()}
-    return memory | {f"state.{name}": value for name, value in progress.state.items()} | {"links": progress.links}
+    state = {f"state.{name}": value for name, value in progress.state.items()}
+    weights = {} if progress.weights is None else {"weights": progress.weights}
+    return memory | state | {"links": progress.links} | weights
 
 
 def _latest(world: World, folder: RunFolder, warn: Callable[[str], None]) -> Progress:
@@ -169,7 +171,8 @@ def _latest(world: World, folder: RunFolder, warn: Callable[[str], None]) -> Pro
             parts[kind][key] = value.to(world.config.device)
     world.fleet.restore(parts["memory"])
     folder.add_note(f"resumed after round {found.round}")
-    return Progress(found.round, parts["state"], found.tensors["links"], {})
+    weights = found.tensors.get("weights")
+    return Progress(found.round, parts["state"], found.tensors["links"], {}, weights=weights)
 
 
 def _finish(world: World, folder: RunFolder, progress: Progress) -> None:
@@ -178,7 +181,7 @@ def _finish(world: World, folder: RunFolder, progress: Progress) -> None:
     malicious = world.federation.malicious
     there = world.present(progress.round)
     per_client = progress.per_client or evaluate(world.method, world.fleet, progress.state, moment, malicious, there)
-    found = found_clusters(progress.links)
+    found = _clusters(progress)
     truth = world.federation.clusters
     true = [None] * len(found) if truth is None else truth.tolist()
     folder.write_links(progress.links)
@@ -196,10 +199,19 @@ def _finish(world: World, folder: RunFolder, progress: Progress) -> None:
         layout = [(piece.name, tuple(piece.shape)) for piece in world.model.layout.pieces]
         folder.write_models(models, layout, range(len(models)))
     folder.report.unlink(missing_ok=True)  # of fewer rounds: whoever sees these results sees their report or none
-    folder.write_summary(_summary(world, folder, per_client, found))
+    folder.write_summary(_summary(world, folder, progress, per_client, found))
 
 
-def _summary(world: World, folder: RunFolder, per_client: Mapping[str, Tensor], found: list[int]) -> dict[str, Any]:
+def _clusters(progress: Progress) -> list[int]:
+    """By average linkage of the weights between all clients that a method keeps in its state, as CoBo does. Else by
+    who learned from whom: FedCBO's clients download few others in a round, and its links are of all rounds."""
+    weights = progress.state.get("weights")
+    return found_clusters(progress.links) if weights is None else clusters_by_weights(weights)
+
+
+def _summary(
+    world: World, folder: RunFolder, progress: Progress, per_client: Mapping[str, Tensor], found: list[int]
+) -> dict[str, Any]:
     config, truth = world.config, world.federation.clusters
     records = folder.records(warn=lambda text: None)
     accuracy = spread(per_client["accuracy"]) if world.federation.num_classes else None
@@ -219,6 +231,8 @@ def _summary(world: World, folder: RunFolder, per_client: Mapping[str, Tensor], 
             "true": None if truth is None else truth.tolist(),
             "found": found,
         },
+        "weights": _weights(progress, records),
+        "improved": None,  # known where it is compared with clients that learn alone
         "refused": _refused(records),
         "attack": _attack(world, per_client, records),
         "seconds": sum(record.get("seconds", 0.0) for record in records),
@@ -226,6 +240,14 @@ def _summary(world: World, folder: RunFolder, per_client: Mapping[str, Tensor], 
         "kernel": world.kernel.name,
         "precision": config.precision,
     }
+
+
+def _weights(progress: Progress, records: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:
+    """By which weights clients mixed each other's models, in the last round in which they did."""
+    if progress.weights is None:
+        return None
+    last: Mapping[str, Any] = next((found for line in reversed(records) if (found := line.get("weights"))), {})
+    return {**{kind: last.get(kind) for kind in ("within", "between")}, "matrix": shown_weights(progress.weights)}
 
 
 def _attack(

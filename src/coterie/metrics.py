@@ -10,6 +10,7 @@ from torch import Tensor
 from coterie.core import NOBODY
 
 MOST_CLUSTERS = 32
+MOST_SHOWN = 100  # clients of whom a record holds all weights
 
 
 def links_from_peers(clients: Tensor, peers: Tensor, num_clients: int) -> Tensor:
@@ -17,6 +18,28 @@ def links_from_peers(clients: Tensor, peers: Tensor, num_clients: int) -> Tensor
     links = torch.zeros(num_clients, num_clients + 1)
     links[clients[:, None].cpu(), peers.cpu()] = 1.0  # NOBODY = -1 falls into the last column
     return links[:, :num_clients]
+
+
+def weights_from_peers(peers: Tensor, weights: Tensor, num_clients: int) -> Tensor:
+    """[R, N]: the weights [R, M] of peers [R, M] in the columns of these peers."""
+    mixed = torch.zeros(len(peers), num_clients + 1)
+    mixed[torch.arange(len(peers))[:, None], peers.cpu()] = weights.float().cpu()  # NOBODY as above
+    return mixed[:, :num_clients]
+
+
+def weights_within(weights: Tensor, took_part: Tensor, clusters: Tensor | None) -> dict[str, float | None]:
+    """The means of w_ij over pairs i != j of the same and of different true clusters, both of whom took part [N]."""
+    if clusters is None:
+        return {"within": None, "between": None}
+    same = (clusters[:, None] == clusters).cpu()
+    pairs = (took_part[:, None] & took_part).fill_diagonal_(False)
+    kinds = {"within": weights[pairs & same], "between": weights[pairs & ~same]}
+    return {name: float(found.mean()) if len(found) else None for name, found in kinds.items()}
+
+
+def shown_weights(weights: Tensor) -> list[list[float]] | None:
+    """The matrix for people to read, None if it is of too many clients."""
+    return [[round(weight, 3) for weight in row] for row in weights.tolist()] if len(weights) <= MOST_SHOWN else None
 
 
 def links_from_groups(group: Tensor) -> Tensor:
@@ -87,6 +110,21 @@ def found_clusters(links: Tensor) -> list[int]:
         space /= np.linalg.norm(space, axis=1, keepdims=True).clip(min=1e-12)
         labels[linked] = KMeans(number, n_init=10, random_state=0).fit_predict(space)
     return [int(label) for label in np.unique(labels, return_inverse=True)[1]]
+
+
+def clusters_by_weights(weights: Tensor) -> list[int]:
+    """Clusters by average linkage: two become one while the mean weight between their clients is above a half. Rows
+    that share out 1 in all, as on the simplex, are taken in units of their greatest weight."""
+    from sklearn.cluster import AgglomerativeClustering
+
+    if len(weights) == 1:
+        return [0]
+    weights = weights.double().cpu()
+    if torch.allclose(weights.sum(1), torch.ones(len(weights), dtype=weights.dtype), atol=1e-3):
+        weights = weights / weights.amax(1, keepdim=True)
+    distance = (1.0 - (weights + weights.T) / 2).fill_diagonal_(0.0)
+    linkage = AgglomerativeClustering(None, metric="precomputed", linkage="average", distance_threshold=0.5)
+    return [int(label) for label in linkage.fit_predict(distance.numpy())]
 
 
 def adjusted_rand(found: list[int], clusters: Tensor | None) -> float | None:

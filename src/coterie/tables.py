@@ -13,15 +13,19 @@ _COLUMNS = {  # heading: what it shows, and times what
     "source %": ("source_accuracy", 100.0),
     "success %": ("success_rate", 100.0),
     "malicious %": ("weight_malicious", 100.0),
+    "improved %": ("improved", 100.0),
     "loss": ("loss", 1.0),
     "own cluster %": ("selection_rate", 100.0),
     "Rand": ("adjusted_rand", 1.0),
 }
+_WEIGHTS = {"within clusters": "within", "between clusters": "between"}
+_WHERE_KNOWN = ("improved %",)
 _OF_ATTACKS = ("source %", "success %", "malicious %")
 _ABOUT_ATTACKS = (
     "source: accuracy on what the attack aims at; success: share of it called what the attacker wants; "
     "malicious: weight of attackers in the models of honest clients"
 )
+_ABOUT_IMPROVED = "improved: share of clients that do better than alone"
 
 
 def console(stderr: bool = False) -> Console:
@@ -43,6 +47,9 @@ def of_run(summary: Mapping[str, Any], report: str) -> Table:
         known = [f"{what} {_percent(share)} %" for what, share in shares.items() if share is not None]
         rows["attack"] = ", ".join([attack["label"], *known])
     rows["own-cluster selection"] = f"{_percent(summary['selection_rate'])} %"
+    if weights := summary.get("weights"):
+        within, between = (_number(weights[name]) for name in ("within", "between"))
+        rows["weights"] = f"within clusters {within}, between clusters {between}"
     rows["clusters found"] = f"adjusted Rand {_number(summary['clusters']['adjusted_rand'])}"
     if summary["refused"]:
         rows["refused clients"] = ", ".join(f"{who} ({why['reason']})" for who, why in summary["refused"].items())
@@ -55,22 +62,36 @@ def of_run(summary: Mapping[str, Any], report: str) -> Table:
 
 
 def of_comparison(rows: Sequence[Mapping[str, Any]]) -> list[Table]:
-    """A row for each method, or matrices of methods and attacks where there are several attacks."""
-    return _matrices(rows) if len({row["attack"] for row in rows}) > 1 else [_by_method(rows)]
+    """A row for each method and what is known of weights, or matrices of methods and attacks where there are several
+    attacks."""
+    return _matrices(rows) if len({row["attack"] for row in rows}) > 1 else [_by_method(rows), *_of_weights(rows)]
 
 
 def _by_method(rows: Sequence[Mapping[str, Any]]) -> Table:
-    """Where there is an attack, what it did stands in place of the columns that matter less."""
+    """Where there is an attack, or who is better than alone is known, that stands in place of what matters less."""
     attacked = any(row["attack"] is not None for row in rows)
-    left_out = ("loss", "own cluster %", "Rand") if attacked else _OF_ATTACKS
+    left_out = {"loss", "own cluster %", "Rand"} if attacked else set(_OF_ATTACKS)
+    left_out |= {heading for heading in _WHERE_KNOWN if all(row[_COLUMNS[heading][0]] is None for row in rows)}
     columns = {heading: column for heading, column in _COLUMNS.items() if heading not in left_out}
-    last = [] if attacked else ["seconds"]
+    compared = "improved %" in columns
+    last = [] if attacked or compared else ["seconds"]
     headings = ("method", "seeds", *columns, *last)
     lines = []
     for row in rows:
         cells = [_with_deviation(row, name, times) for name, times in columns.values()]
         lines.append((row["method"], str(row["seeds"]), *cells, *(_number(row[name]) for name in last)))
-    return _table(headings, lines, caption=_ABOUT_ATTACKS if attacked else None)
+    about = [_ABOUT_ATTACKS] * attacked + [_ABOUT_IMPROVED] * compared
+    return _table(headings, lines, caption="; ".join(about) or None)
+
+
+def _of_weights(rows: Sequence[Mapping[str, Any]]) -> list[Table]:
+    """A table of its own, so that the other stays within a terminal's width."""
+    lines = [
+        (row["method"], *(_with_deviation(row, name) for name in _WEIGHTS.values()))
+        for row in rows
+        if any(row[name] is not None for name in _WEIGHTS.values())
+    ]
+    return [_table(("mean weight", *_WEIGHTS), lines)] if lines else []
 
 
 def _matrices(rows: Sequence[Mapping[str, Any]]) -> list[Table]:

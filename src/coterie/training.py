@@ -29,7 +29,10 @@ from coterie.metrics import (
     links_from_groups,
     links_from_peers,
     selection_rate,
+    shown_weights,
     spread,
+    weights_from_peers,
+    weights_within,
 )
 from coterie.peers import EpsilonGreedy, Selection
 from coterie.randomness import Moment, fold, uniform
@@ -58,6 +61,7 @@ class Progress:
     links: Tensor  # [N, N] who learned from whom, later rounds counting more
     record: Mapping[str, Any]  # the line of metrics.jsonl
     per_client: Mapping[str, Tensor] | None = None  # what was measured [N], NaN for the silent and the malicious
+    weights: Tensor | None = None  # [N, N] by which the row mixed the column's model, in the last round that shows it
 
 
 @dataclass(frozen=True)
@@ -137,6 +141,7 @@ def play(
         "clients": len(cohort),
         "selection_rate": selection_rate(links, setting.clusters),
         "selection_oracle": _oracle_rate(method, moment.round, cohort, setting),
+        "weights": seen.weights_record(with_matrix=evaluated),
         "refused": {str(client): reason for client, reason in sorted(seen.refused.items())},
         "silent": len(seen.silent),
     }
@@ -147,7 +152,8 @@ def play(
         aimed = {name: _mean(per_client, name) for name in ("source_accuracy", "success_rate")}
         record["attack"] = {**aimed, "selected": seen.selected, "weight": seen.weight}
     record["seconds"] = time.perf_counter() - began
-    return Progress(before.round + 1, state, REMEMBER * before.links + links, record, per_client)
+    weights = before.weights if seen.weights is None else seen.weights
+    return Progress(before.round + 1, state, REMEMBER * before.links + links, record, per_client, weights)
 
 
 def evaluate(
@@ -192,8 +198,8 @@ def draw_cohort(keys: Tensor, participation: float, moment: Moment, present: Ten
 
 
 class _Watch:
-    """Notes what passes between the method and the fleet: ids, as the coordinator may, and in an experiment with
-    attackers also what only a simulation can show, how much weight honest clients give whom."""
+    """Notes what passes between the method and the fleet: ids, as the coordinator may, and what only a simulation can
+    show, how much weight clients give whom; who did not mix gives 0, and who published nothing gets 0."""
 
     def __init__(self, num_clients: int, clusters: Tensor | None, malicious: Tensor | None) -> None:
         self.selected: dict[str, float] | None = None
@@ -201,6 +207,8 @@ class _Watch:
         self._clusters = clusters
         self._malicious = malicious
         self.links = torch.zeros(num_clients, num_clients)
+        self.weights: Tensor | None = None  # [N, N]; of several exchanges the last in which a client mixed
+        self._mixed = torch.zeros(num_clients, dtype=torch.bool)
         self.refused: dict[int, str] = {}
         self.silent: set[int] = set()
 
@@ -209,10 +217,28 @@ class _Watch:
             links = links_from_peers(ask.clients, ask.peers, len(self.links))
             links[:, [*self.refused, *self.silent]] = 0.0  # what they might have published was not delivered
             self.links = torch.maximum(self.links, links)
+            if replies.weights is not None:
+                self._note_weights(ask, replies, replies.weights)
             if self._malicious is not None:
                 self._note_exposure(ask, replies)
         self.refused.update(replies.refused)
         self.silent |= set(ask.clients.tolist()) - set(replies.clients.tolist()) - set(replies.refused)
+
+    def weights_record(self, with_matrix: bool) -> dict[str, Any] | None:
+        """What a line of metrics.jsonl says of the weights, None if nobody mixed peers."""
+        if self.weights is None:
+            return None
+        matrix = shown_weights(self.weights) if with_matrix else None
+        record = weights_within(self.weights, self._mixed, self._clusters)
+        return {**record, **({} if matrix is None else {"matrix": matrix})}
+
+    def _note_weights(self, ask: Ask, replies: Replies, weights: Tensor) -> None:
+        assert ask.peers is not None
+        peers, rows = ask.peers[torch.isin(ask.clients, replies.clients)], replies.clients.cpu()
+        if self.weights is None:
+            self.weights = torch.zeros_like(self.links)
+        self.weights[rows] = weights_from_peers(peers, weights, len(self.links))
+        self._mixed[rows] = True
 
     def _note_exposure(self, ask: Ask, replies: Replies) -> None:
         assert ask.peers is not None

@@ -1,6 +1,6 @@
 """Small made-up runs to draw: the numbers are simple enough to be known."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -61,6 +61,21 @@ def _summary(method: str, seed: int) -> dict[str, Any]:
         "refused": {},
         "attack": None,
     }
+
+
+@pytest.fixture
+def mixing(make_run: MakeRun) -> Callable[..., RunFolder]:
+    """`mixing(matrices, **changes)`: these weights were recorded in rounds 10, 20, ..."""
+
+    def make(matrices: Sequence[Any], **changes: Any) -> RunFolder:
+        folder = make_run(changes.pop("method", "cobo"), **changes)
+        folder.keep_rounds(0, pytest.fail)
+        folder.write_links(torch.ones(len(matrices[0]), len(matrices[0])))  # all equal
+        for index, matrix in enumerate(matrices, start=1):
+            folder.append(_record(10 * index, 0) | {"weights": {"within": 0.9, "between": 0.2, "matrix": matrix}})
+        return folder
+
+    return make
 
 
 @pytest.fixture

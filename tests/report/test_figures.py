@@ -78,6 +78,38 @@ def test_without_clusters_the_matrix_is_in_the_order_of_numbers() -> None:
     assert figure.layout.shapes == ()
 
 
+def test_weights_are_a_matrix_for_each_round_without_the_diagonal_of_which_the_last_is_shown() -> None:
+    early = np.array([[0, 0.5, 1], [0.25, 0, 0], [0.75, 0, 0]], dtype=np.float32)
+    figure = figures.weights_by_round({10: early, 30: early / 2}, [1, 0, 1], "by true cluster")
+    first, last = figure.data
+    assert np.array_equal(first.z, [[np.nan, 0.25, 0], [0.5, np.nan, 1], [0, 0.75, np.nan]], equal_nan=True)
+    assert np.array_equal(last.z, first.z / 2, equal_nan=True)
+    assert (first.name, first.meta, first.visible) == ("10", 0, False)
+    assert (last.name, last.meta, last.visible) == ("30", 1, True)
+    assert first.zmax == last.zmax == 1  # so that colours mean the same in every round
+    assert last.x == last.y == ("client 1", "client 0", "client 2")
+    assert sorted((line.x0, line.y0) for line in figure.layout.shapes) == [(0, 0.5), (0.5, 0)]
+
+
+def test_weights_of_a_client_are_means_over_the_others_of_a_line() -> None:
+    weights = np.arange(9, dtype=np.float32).reshape(3, 3)
+    figure = figures.weights_of_each_client({10: weights, 30: 10 * weights}, {"a": [0, 2], "b": [1]})
+    shown = [(line.meta, line.name, list(line.y), line.visible) for line in figure.data]
+    assert shown == [
+        (0, "a", [2, 20], True), (0, "b", [1, 10], True), (1, "a", [4, 40], False),
+        (2, "a", [6, 60], False), (2, "b", [7, 70], False),
+    ]  # fmt: skip
+    assert all(list(line.x) == [10, 30] for line in figure.data)
+    assert figure.data[0].line.color == figure.data[2].line.color != figure.data[1].line.color
+
+
+def test_bars_stand_in_groups_and_what_is_not_known_has_none() -> None:
+    first, second = figures.grouped_bars({"clusters 2": {"a": 0.5, "b": 0.25}, "clusters 4": {"a": 0.75}}, "share").data
+    assert first.x == second.x == ("clusters 2", "clusters 4")
+    assert (first.name, first.y) == ("a", (0.5, 0.75))
+    assert (second.name, second.y) == ("b", (0.25, None))
+
+
 def test_a_large_matrix_is_averaged_within_clusters() -> None:
     clusters = np.arange(601) % 2  # 301 clients in cluster 0 and 300 in cluster 1
     links = np.where(clusters[:, None] == clusters, 0.5, 0.25).astype(np.float32)

@@ -7,10 +7,14 @@ from collections.abc import Callable
 from html.parser import HTMLParser
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
+from plotly.offline import get_plotlyjs
 
+from coterie.report import pictures
 from coterie.report.page import write_report
+from coterie.report.shown import ShownRun
 from coterie.runs.folder import RunFolder
 
 MakeRun = Callable[..., RunFolder]  # the fixture of conftest.py
@@ -186,6 +190,102 @@ def test_who_learns_from_whom_is_not_drawn_where_all_links_are_equal(tmp_path: P
     assert "Who learns from whom" in page_of(tmp_path / "report.html", make_run("fedcbo")).text
 
 
+# weights
+
+EARLY = (1 - torch.eye(6)).tolist()
+LATE = [[float(i != j and i % 2 == j % 2) for j in range(6)] for i in range(6)]
+
+
+def test_what_was_recorded_of_weights_is_drawn(mixing: MakeRun) -> None:
+    shown = ShownRun.of(mixing([EARLY, LATE]))
+    matrix, of_client = [one for one in pictures.of_methods({"cobo": [shown]}) if one.control is not None]
+    order = [0, 2, 4, 1, 3, 5]
+    for trace, recorded in zip(matrix.figure.data, (EARLY, LATE), strict=True):
+        drawn = np.nan_to_num(trace.z)
+        assert np.array_equal(drawn, np.array(recorded)[order][:, order])
+    assert matrix.control == pictures.Control("round", ["10", "20"], 1, slides=True)
+    assert of_client.control == pictures.Control("client", [f"client {i}" for i in range(6)], 0, slides=False)
+    given = {(line.meta, line.name): list(line.y) for line in of_client.figure.data}
+    assert len(given) == 30
+    assert all(given[i, f"client {j}"] == [EARLY[i][j], LATE[i][j]] for i in range(6) for j in range(6) if i != j)
+
+
+def test_clients_are_called_by_their_language_and_many_are_lines_by_cluster(mixing: MakeRun) -> None:
+    run = mixing([EARLY, LATE])
+    run.write_config(run.config | {"scenario": run.config["scenario"] | {"languages": ["ca", "es"]}})
+    (figure,) = [
+        one for one in pictures.of_methods({"cobo": [ShownRun.of(run)]}) if one.control and not one.control.slides
+    ]
+    assert figure.control is not None
+    assert figure.control.names[:2] == ["ca (client 0)", "es (client 1)"]
+    clusters = [client % 3 for client in range(13)]
+    many = mixing(
+        [np.ones((13, 13)).tolist()] * 2, clusters={"true": clusters, "found": clusters, "adjusted_rand": 1.0}
+    )
+    *_, figure = [one for one in pictures.of_methods({"cobo": [ShownRun.of(many)]}) if one.control is not None]
+    assert [line.name for line in figure.figure.data][:3] == ["cluster 0", "cluster 1", "cluster 2"]
+    assert len(figure.figure.data) == 13 * 3
+
+
+def test_a_page_of_many_clients_and_rounds_stays_below_12_mb(tmp_path: Path, mixing: MakeRun) -> None:
+    """Of 80 clients and 40 evaluated rounds; of more methods fewer rounds are drawn, with the first and the last."""
+    clusters = [client // 8 for client in range(80)]
+    weights = np.random.default_rng(0).random((80, 80)).round(3).tolist()
+    run = mixing([weights] * 40, clusters={"true": clusters, "found": clusters, "adjusted_rand": 1.0})
+    write_report(tmp_path / "report.html", [run], "Many")
+    content = (tmp_path / "report.html").read_text()
+    assert len(content) < 12e6
+    assert 'max="39"' in content
+    six = [one for one in pictures.of_methods({name: [ShownRun.of(run)] for name in "abcdef"}) if one.control]
+    assert len(get_plotlyjs()) + sum(len(one.figure.to_json()) for one in six) < 12e6
+    assert six[0].control is not None
+    assert (six[0].control.names[0], six[0].control.names[-1]) == ("10", "400")
+    assert len(six[0].control.names) == 15  # of 6 methods and 6,400 cells, 600,000 in all
+
+
+def test_better_than_alone_and_weights_are_columns_where_they_are_known(tmp_path: Path, make_run: MakeRun) -> None:
+    known = {"improved": 0.75, "weights": {"within": 0.95, "between": 0.125, "matrix": None}}
+    page = page_of(tmp_path / "report.html", make_run("local"), make_run("cobo", **known))
+    columns = {heading: (local, cobo) for heading, local, cobo in zip(*page.rows[:3], strict=True)}
+    assert columns["improved %"] == ("–", "75.0")
+    assert columns["weight within"] == ("–", "0.950")
+    assert columns["weight between"] == ("–", "0.125")
+    assert "do better than with the same seed alone" in page.text
+    assert "improved %" not in page_of(tmp_path / "other.html", make_run("local")).rows[0]
+
+
+def test_of_a_sweep_each_method_is_a_bar_for_each_value(make_run: MakeRun) -> None:
+    groups: dict[str, list[ShownRun]] = {}
+    for method in ("local", "cobo"):
+        for clusters, seed in ((2, 0), (4, 0), (4, 1)):
+            run = make_run(method, seed, label=f"{method}, {clusters}")
+            run.write_config(run.config | {"scenario": run.config["scenario"] | {"clusters": clusters}})
+            groups.setdefault(f"{method}, {clusters}", []).append(ShownRun.of(run))
+    (sweep,) = [one for one in pictures.of_methods(groups) if one.figure.data[0].type == "bar"]
+    assert [(bar.name, bar.x, bar.y) for bar in sweep.figure.data] == [
+        (method, ("clusters 2", "clusters 4"), (0.8, pytest.approx(0.81))) for method in ("local", "cobo")
+    ]
+    assert "against clusters of the scenario" in sweep.caption
+    alike = {label: runs for label, runs in groups.items() if label.endswith("4")}
+    assert all(one.figure.data[0].type != "bar" for one in pictures.of_methods(alike))
+
+
+def test_what_runs_a_method_in_another_way_is_a_bar_of_its_own(make_run: MakeRun) -> None:
+    groups = {}
+    for weights in ("box", "simplex"):
+        run = make_run("cobo", label=weights)
+        changed = {
+            "method": {"name": "cobo", "weights": weights},
+            "scenario": {"name": "rotated", "shift": len(groups)},
+        }
+        run.write_config(run.config | changed)
+        groups[weights] = [ShownRun.of(run)]
+    (sweep,) = [one for one in pictures.of_methods(groups) if one.figure.data[0].type == "bar"]
+    assert [(bar.name, bar.y) for bar in sweep.figure.data] == [("box", (0.8, None)), ("simplex", (None, 0.8))]
+
+
+# in a browser
+
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 QUIET = ("gpu", "quic", "background-networking", "component-update", "sync")
 
@@ -194,11 +294,40 @@ QUIET = ("gpu", "quic", "background-networking", "component-update", "sync")
 def test_the_page_opens_in_a_browser_and_draws_every_figure(tmp_path: Path, make_run: MakeRun) -> None:
     path = tmp_path / "report.html"
     write_report(path, [make_run(), make_run("<b>local", 1), make_run("<b>local", 2)], "Two methods")
-    flags = ["--headless", "--no-sandbox", "--no-first-run", *(f"--disable-{part}" for part in QUIET)]
-    flags += [f"--user-data-dir={tmp_path / 'browser'}", "--virtual-time-budget=10000", "--enable-logging=stderr"]
-    command = [str(CHROMIUM), *flags, "--dump-dom", path.as_uri()]
-    opened = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
-    assert "CONSOLE" not in opened.stderr
-    drawn = opened.stdout.split("<figure>")[1:]
+    drawn = opened(path, tmp_path).split("<figure>")[1:]
     assert len(drawn) == 5
     assert all('class="main-svg"' in figure for figure in drawn)
+
+
+def opened(path: Path, folder: Path) -> str:
+    """What stands in the page when its scripts have run, without an error."""
+    flags = ["--headless", "--no-sandbox", "--no-first-run", *(f"--disable-{part}" for part in QUIET)]
+    flags += [f"--user-data-dir={folder / 'browser'}", "--virtual-time-budget=10000", "--enable-logging=stderr"]
+    command = [str(CHROMIUM), *flags, "--dump-dom", path.as_uri()]
+    shown = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
+    assert "CONSOLE" not in shown.stderr
+    return shown.stdout
+
+
+READER = """<script>addEventListener("load", () => {
+  for (const [kind, value] of [["input", 0], ["select", 3]]) {
+    const control = document.querySelector(kind + "[data-figure]");
+    control.value = value;
+    control.dispatchEvent(new Event("input"));
+    const shown = document.getElementById(control.dataset.figure).data.filter(trace => trace.visible);
+    control.insertAdjacentHTML("afterend", `<b>${shown.map(trace => trace.meta + ": " + trace.name)}</b>`);
+  }
+});</script></body>"""
+
+
+@pytest.mark.skipif(CHROMIUM is None, reason="needs a browser: install the package chromium")
+def test_a_reader_chooses_the_round_and_the_client(tmp_path: Path, mixing: MakeRun) -> None:
+    path = tmp_path / "report.html"
+    write_report(path, [mixing([EARLY, LATE])], "Weights")
+    path.write_text(path.read_text().replace("</body>", READER))
+    content = opened(path, tmp_path)
+    assert "<b>0: 10</b>" in content
+    assert ">10</output>" in content
+    assert 'aria-valuetext="10"' in content
+    others = ",".join(f"3: client {client}" for client in (0, 1, 2, 4, 5))
+    assert f"<b>{others}</b>" in content

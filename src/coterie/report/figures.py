@@ -10,6 +10,7 @@ import plotly.graph_objects as go
 from numpy.typing import NDArray
 
 Curve = Mapping[int, float]  # round -> value
+Matrices = Mapping[int, NDArray[np.float32]]  # round -> [N, N]
 Curves = Mapping[str, Sequence[Curve]]  # what a reader calls it -> one curve per seed, none where it has no such thing
 
 # Okabe and Ito's colours, which most colour-blind readers tell apart, without black and yellow: they vanish on a page
@@ -55,36 +56,43 @@ def accuracy_by_client(groups: Mapping[str, Sequence[float]]) -> go.Figure:
 
 def links_matrix(links: NDArray[Any], clusters: Sequence[int] | None, order: str) -> go.Figure:
     """Who learns from whom: a row learns from a column; clients in order of their cluster, lines between clusters."""
-    members = np.asarray(clusters if clusters is not None else np.zeros(len(links)), dtype=np.int64)
-    blocks = _blocks(members, -(-len(links) // _MOST_CELLS))
-    names = [f"client {block[0]}" if len(block) == 1 else f"clients {block[0]} … {block[-1]}" for block in blocks]
-    figure = _figure(f"learns, {order}", percent=False).update_xaxes(title_text=f"is learned from, {order}")
+    figure, blocks = _square(len(links), clusters, order)
     values = _averaged(np.asarray(links, dtype=np.float32), blocks)
-    figure.add_heatmap(
-        x=names,
-        y=names,
-        z=values,
-        zmin=0,
-        zmax=float(values.max()),
-        colorscale="Cividis",
-        colorbar={"thickness": 12, "outlinewidth": 0},
-        hovertemplate="%{y} from %{x}: %{z:.3g}<extra></extra>",
-    )
-    if clusters is not None:
-        _mark_clusters(figure, [int(members[block[0]]) for block in blocks])
-    figure.update_xaxes(type="category", showgrid=False)
-    figure.update_yaxes(type="category", showgrid=False, autorange="reversed", ticklabelstandoff=8)
-    return figure.update_layout(height=560)
+    return figure.add_heatmap(**_cells(values, blocks, float(values.max())))
 
 
-def shares_by_method(shares: Mapping[str, Mapping[str, float]], what: str) -> go.Figure:
-    """A group of bars for each method: the share that goes to each kind of peer."""
+def weights_by_round(matrices: Matrices, clusters: Sequence[int] | None, order: str) -> go.Figure:
+    """The same of the weights in each round, a trace for each: the last is shown, without the diagonal."""
+    rounds, stacked = list(matrices), np.stack(list(matrices.values()))
+    figure, blocks = _square(stacked.shape[1], clusters, order)
+    for index, weights in enumerate(stacked):
+        values = _averaged(np.where(np.eye(len(weights), dtype=bool), np.nan, weights), blocks)
+        look = _cells(values, blocks, float(stacked.max()))
+        figure.add_heatmap(**look, name=str(rounds[index]), meta=index, visible=index == len(rounds) - 1)
+    return figure
+
+
+def weights_of_each_client(matrices: Matrices, lines: Mapping[str, Sequence[int]]) -> go.Figure:
+    """The mean weight that a client gives to the others of each line by round; the first client's are shown."""
+    rounds, stacked = list(matrices), np.stack(list(matrices.values()))
+    figure, traces = _figure("weight", percent=False), []
+    for client in range(stacked.shape[1]):
+        for index, (name, members) in enumerate(lines.items()):
+            if others := [member for member in members if member != client]:
+                values = stacked[:, client, others].mean(1)
+                look = _look(index) | {"name": _shown(name), "meta": client, "visible": client == 0}
+                traces.append(go.Scatter(x=rounds, y=values, mode="lines+markers", **look))
+    return figure.add_traces(traces)
+
+
+def grouped_bars(groups: Mapping[str, Mapping[str, float]], what: str) -> go.Figure:
+    """A group of bars for each name, of which each is of some kind; there is none where nothing is known."""
     figure = _figure(what, percent=True).update_layout(barmode="group").update_xaxes(title_text=None, type="category")
-    kinds = list(dict.fromkeys(kind for found in shares.values() for kind in found))
+    kinds = list(dict.fromkeys(kind for found in groups.values() for kind in found))
     for index, kind in enumerate(kinds):
-        heights = [found.get(kind, 0.0) for found in shares.values()]
+        heights = [found.get(kind) for found in groups.values()]
         look = {"color": _COLOURS[index % len(_COLOURS)], "pattern": {"shape": _PATTERNS[index % len(_PATTERNS)]}}
-        figure.add_bar(x=[_shown(label) for label in shares], y=heights, name=_shown(kind), marker=look)
+        figure.add_bar(x=[_shown(name) for name in groups], y=heights, name=_shown(kind), marker=look)
     return figure
 
 
@@ -134,19 +142,48 @@ def _figure(y_title: str, percent: bool) -> go.Figure:
 
 
 def _add_curve(figure: go.Figure, label: str, seeds: Sequence[Curve], index: int) -> None:
-    colour, symbol = _COLOURS[index % len(_COLOURS)], _SYMBOLS[index % len(_SYMBOLS)]
     points = mean_curve(seeds)
     rounds = list(points)
     if len(seeds) > 1:
         upper = [mean + spread for mean, spread in points.values()]
         lower = [mean - spread for mean, spread in points.values()]
-        band = {"fill": "toself", "fillcolor": colour, "opacity": 0.2, "line": {"width": 0}, "hoverinfo": "skip"}
+        band = {
+            "fill": "toself",
+            "fillcolor": _COLOURS[index % len(_COLOURS)],
+            "opacity": 0.2,
+            "line": {"width": 0},
+            "hoverinfo": "skip",
+        }
         outline = {"x": rounds + rounds[::-1], "y": upper + lower[::-1], "mode": "lines"}
         figure.add_scatter(**outline, **band, showlegend=False, legendgroup=str(index))
-    style = {"line": {"color": colour, "width": 2}, "marker": {"symbol": symbol, "size": 6}}
     values = [mean for mean, _ in points.values()]
     group = str(index)  # so that the band is shown and hidden with its line
-    figure.add_scatter(x=rounds, y=values, name=_shown(label), mode="lines+markers", legendgroup=group, **style)
+    figure.add_scatter(x=rounds, y=values, name=_shown(label), mode="lines+markers", legendgroup=group, **_look(index))
+
+
+def _look(index: int) -> dict[str, Any]:
+    """Of a line and its points."""
+    colour, symbol = _COLOURS[index % len(_COLOURS)], _SYMBOLS[index % len(_SYMBOLS)]
+    return {"line": {"color": colour, "width": 2}, "marker": {"symbol": symbol, "size": 6}}
+
+
+def _square(size: int, clusters: Sequence[int] | None, order: str) -> tuple[go.Figure, list[NDArray[np.int64]]]:
+    """Axes for a matrix of clients, and the blocks of clients that make a row."""
+    members = np.asarray(clusters if clusters is not None else np.zeros(size), dtype=np.int64)
+    blocks = _blocks(members, -(-size // _MOST_CELLS))
+    figure = _figure(f"learns, {order}", percent=False).update_xaxes(title_text=f"is learned from, {order}")
+    if clusters is not None:
+        _mark_clusters(figure, [int(members[block[0]]) for block in blocks])
+    figure.update_xaxes(type="category", showgrid=False)
+    figure.update_yaxes(type="category", showgrid=False, autorange="reversed", ticklabelstandoff=8)
+    return figure.update_layout(height=560), blocks
+
+
+def _cells(values: NDArray[np.float32], blocks: Sequence[NDArray[np.int64]], greatest: float) -> dict[str, Any]:
+    """A heat map of such a matrix."""
+    names = [f"client {block[0]}" if len(block) == 1 else f"clients {block[0]} … {block[-1]}" for block in blocks]
+    scale = {"zmin": 0, "zmax": greatest, "colorscale": "Cividis", "colorbar": {"thickness": 12, "outlinewidth": 0}}
+    return {"x": names, "y": names, "z": values, "hovertemplate": "%{y} from %{x}: %{z:.3g}<extra></extra>", **scale}
 
 
 def _same_curves(expected: Curves) -> dict[tuple[tuple[int, float], ...], list[str]]:
