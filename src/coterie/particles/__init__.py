@@ -1,0 +1,16 @@
+"""Consensus-based optimisation on R^d: one objective, two levels, clusters, attackers, and the theory's numbers."""
+
+from coterie.particles.attackers import Attackers, Seen, drifting, fixed, mimicking, scattered
+from coterie.particles.dynamics import Dynamics
+from coterie.particles.system import ClusteredSystem
+
+__all__ = [
+    "Attackers",
+    "ClusteredSystem",
+    "Dynamics",
+    "Seen",
+    "drifting",
+    "fixed",
+    "mimicking",
+    "scattered",
+]
