@@ -1,5 +1,6 @@
 """Consensus-based optimisation on R^d: one objective, two levels, clusters, attackers, and the theory's numbers."""
 
+from coterie.particles.api import Minimiser, Record, Result, minimise, minimise_bilevel
 from coterie.particles.attackers import Attackers, Seen, drifting, fixed, mimicking, scattered
 from coterie.particles.dynamics import Dynamics
 from coterie.particles.system import ClusteredSystem
@@ -8,9 +9,14 @@ __all__ = [
     "Attackers",
     "ClusteredSystem",
     "Dynamics",
+    "Minimiser",
+    "Record",
+    "Result",
     "Seen",
     "drifting",
     "fixed",
     "mimicking",
+    "minimise",
+    "minimise_bilevel",
     "scattered",
 ]
