@@ -54,6 +54,11 @@ def of_run(summary: Mapping[str, Any], report: str) -> Table:
     return table
 
 
+def of_text(title: str, headings: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
+    """What is text already."""
+    return _table(headings, rows, title=title, title_justify="left")
+
+
 def of_comparison(rows: Sequence[Mapping[str, Any]]) -> list[Table]:
     """A row for each method, or matrices of methods and attacks where there are several attacks."""
     return _matrices(rows) if len({row["attack"] for row in rows}) > 1 else [_by_method(rows)]

@@ -5,11 +5,11 @@ import math
 import numpy as np
 import pytest
 import torch
-from cases import reached, ring, upper
 
 import coterie
 from coterie.errors import ConfigError, CoterieError, DataError
 from coterie.particles import Minimiser
+from coterie.particles.examples import reached, ring, upper
 from coterie.particles.objectives import SUITE, ackley, rastrigin, sphere
 
 BOX = ([-3.0, -3.0], [3.0, 3.0])

@@ -4,10 +4,10 @@ import math
 
 import pytest
 import torch
-from cases import clusters, from_normal, reached, ring, upper, valley
 
 from coterie.particles import Attackers, ClusteredSystem, drifting, fixed, mimicking, scattered
 from coterie.particles.draws import Draws
+from coterie.particles.examples import clusters, from_normal, reached, ring, upper, valley
 from coterie.particles.measured import decay
 from coterie.particles.objectives import rastrigin, sphere
 from coterie.particles.theory import Setting

@@ -4,10 +4,10 @@ import math
 
 import pytest
 import torch
-from cases import clusters, from_normal
 
 from coterie.errors import ConfigError
 from coterie.particles import ClusteredSystem
+from coterie.particles.examples import clusters, from_normal
 from coterie.particles.measured import Decay, decay, energy, mean_field_error, slope
 from coterie.particles.objectives import sphere
 from coterie.particles.theory import Bilevel, Landscape, Setting, clustered_condition

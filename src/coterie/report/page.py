@@ -75,6 +75,21 @@ def write_report(path: Path, runs: Sequence[RunFolder], title: str) -> None:
     write_atomically(path, _PAGE.substitute(parts, plotly=get_plotlyjs()))
 
 
+def write_page(
+    path: Path,
+    title: str,
+    about: str,
+    tables: Sequence[tuple[str, Sequence[str], Sequence[Sequence[str]]]],
+    pictures: Sequence["_Figure"],
+    settings: str,
+) -> None:
+    """Write one self-contained page of tables (caption, head, rows) and figures with captions."""
+    drawn = [_drawn(number, *picture) for number, picture in enumerate(pictures, start=1)]
+    content = [f"<p>{escape(about)}</p>", *(_table(*table) for table in tables), *drawn]
+    parts = {"title": escape(title), "content": "\n".join(content), "settings": f"<pre>{escape(settings)}</pre>"}
+    write_atomically(path, _PAGE.substitute(parts, plotly=get_plotlyjs()))
+
+
 def _read(folder: RunFolder) -> _Run:
     remarks = folder.notes()
     config, summary, links = folder.config, folder.summary() or {}, folder.links()
