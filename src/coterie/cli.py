@@ -228,7 +228,7 @@ def particles(
 
     if not name:
         described = [(known, (example.__doc__ or "").strip()) for known, example in EXAMPLES.items()]
-        tables.console().print(tables.of_text("", ("example", "what it shows"), described))
+        tables.console().print(tables.of_text(("example", "what it shows"), described))
         return
     if name not in EXAMPLES:
         raise CoterieError(explain("example", name, ", ".join(EXAMPLES), nearest(name, EXAMPLES)))
@@ -240,8 +240,10 @@ def particles(
     example, path = EXAMPLES[name](seed), out or Path("runs") / "particles" / f"{name}.html"
     path.parent.mkdir(parents=True, exist_ok=True)
     write_example(path, example, f"coterie particles {name} --seed {seed}")
-    tables.console().print(*(tables.of_text(t.caption, t.head, t.rows) for t in example.tables), sep="\n")
-    tables.console().print(f"page: {path}", soft_wrap=True)
+    console = tables.console()
+    for table in example.tables:
+        console.print(table.caption, tables.of_text(table.head, table.rows), sep="\n")
+    console.print(f"page: {path}", soft_wrap=True)
     if show:
         typer.launch(str(path))
 

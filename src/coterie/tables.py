@@ -54,9 +54,9 @@ def of_run(summary: Mapping[str, Any], report: str) -> Table:
     return table
 
 
-def of_text(title: str, headings: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
+def of_text(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
     """What is text already."""
-    return _table(headings, rows, title=title, title_justify="left")
+    return _table(headings, rows)
 
 
 def of_comparison(rows: Sequence[Mapping[str, Any]]) -> list[Table]:

@@ -39,10 +39,8 @@ def curves(shown: Curves) -> go.Figure:
 def movie(shown: Movie) -> go.Figure:
     """Particles by step, with a slider and a button that plays them."""
     figure = _figure("", percent=False)
-    still = _ground(shown)
-    first = [*still, *_particles(shown, 0)]
-    figure.add_traces(first)
-    moving = list(range(len(still), len(first)))
+    figure.add_traces([_ground(shown), *_particles(shown, 0)])
+    moving = list(range(1, len(figure.data)))
     figure.frames = [
         go.Frame(data=_particles(shown, place), traces=moving, name=str(step)) for place, step in enumerate(shown.steps)
     ]
@@ -52,14 +50,15 @@ def movie(shown: Movie) -> go.Figure:
     return figure.update_layout(height=520, **_controls(shown.steps))
 
 
-def _ground(shown: Movie) -> list[Any]:
-    """The function that is searched."""
+def _ground(shown: Movie) -> go.Scatter:
+    """The function that is searched; in two dimensions as squares, for plotly drops a heat map when points move."""
     if len(shown.axes) == 1:
         line = {"color": "#888888", "width": 1.5}
-        return [go.Scatter(x=shown.axes[0], y=shown.landscape, mode="lines", line=line, name="function")]
-    x, y = shown.axes
-    scale = ("#30506B", "#DDE6EE")
-    return [go.Heatmap(x=x, y=y, z=np.round(shown.landscape, 3), colorscale=scale, showscale=False, hoverinfo="skip")]
+        return go.Scatter(x=shown.axes[0], y=shown.landscape, mode="lines", line=line, name="function")
+    x, y = np.meshgrid(*(np.round(axis[::2], 3) for axis in shown.axes))
+    look = {"symbol": "square", "size": 26, "color": np.round(shown.landscape[::2, ::2], 2).ravel()}
+    look |= {"colorscale": ("#30506B", "#DDE6EE")}
+    return go.Scatter(x=x.ravel(), y=y.ravel(), mode="markers", marker=look, hoverinfo="skip", showlegend=False)
 
 
 def _particles(shown: Movie, place: int) -> list[Any]:
