@@ -223,7 +223,7 @@ def test_a_function_that_fails_later_says_what_happened():
             raise OSError("the instrument is off")
         return x.square().sum(-1)
 
-    with pytest.raises(DataError, match="L raised OSError: the instrument is off"):
+    with pytest.raises(DataError, match="f raised OSError: the instrument is off"):
         coterie.minimise(tired, BOX, **QUICK)
 
     def shrinking(x):
@@ -265,6 +265,10 @@ def test_single_losses_that_are_not_finite_only_lose_their_weight():
         ({"steps": 0}, "steps"),
         ({"runs": 0}, "runs"),
         ({"runs": [1, 1]}, "different numbers"),
+        ({"runs": 1.5}, "different numbers"),
+        ({"seed": "one"}, "seed"),
+        ({"dtype": "float32"}, "torch.float64"),
+        ({"batch": 2.5}, "whole number"),
         ({"alpha": -1.0}, "alpha"),
         ({"alpha": NAN}, "alpha"),
         ({"dt": 0.0}, "above 0"),

@@ -217,6 +217,7 @@ def _system(
     losses: list[Function], start: Start, particles: int | None, seed: int, runs: Any, **options: Any
 ) -> ClusteredSystem:
     sizes = None if particles is None else [_whole("particles", particles, 1)]
+    _whole("seed", seed, 0)
     return ClusteredSystem(losses, start, sizes=sizes, seed=seed, runs=1 if runs is None else runs, **options)
 
 

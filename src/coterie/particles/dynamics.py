@@ -58,6 +58,8 @@ class Dynamics:
                 _number(name, getattr(self, name), above_zero=True)
         if self.beta is not None and self.beta > 1:
             raise ConfigError(explain("beta", self.beta, "above 0, at most 1"))
+        if self.batch is not None and (isinstance(self.batch, bool) or not isinstance(self.batch, int)):
+            raise ConfigError(explain("batch", self.batch, "None or a whole number"))
         if self.diffusion not in get_args(Diffusion):
             raise ConfigError(explain("diffusion", self.diffusion, ", ".join(get_args(Diffusion))))
         if self.remembers and (self.batch is not None or self.beta is not None):

@@ -24,6 +24,8 @@ def beginning(
     device: torch.device | str,
 ) -> Tensor:
     """[R, N, d]: a new array with the first positions."""
+    if dtype is not None and not (isinstance(dtype, torch.dtype) and dtype.is_floating_point):
+        raise ConfigError(explain("dtype", dtype, "torch.float32 or torch.float64"))
     if isinstance(start, tuple):
         x = _uniform(*box("start", start, dimension), _counted(particles), runs, seed, dtype or torch.float32)
     elif callable(start):
@@ -57,7 +59,10 @@ def box(name: str, bounds: object, dimension: int | None) -> tuple[Tensor, Tenso
 
 def numbered(runs: int | Iterable[int]) -> list[int]:
     """The numbers of the runs: a run's results depend on its number, not on which others are computed beside it."""
-    numbers = list(range(runs)) if isinstance(runs, int) else [int(run) for run in runs]
+    try:
+        numbers = list(range(runs)) if isinstance(runs, int) else [int(run) for run in runs]
+    except (TypeError, ValueError):
+        numbers = []
     if not numbers or min(numbers) < 0 or len(set(numbers)) < len(numbers):
         raise ConfigError(explain("runs", runs, "a number of at least 1, or different numbers of at least 0"))
     return numbers

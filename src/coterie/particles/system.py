@@ -61,7 +61,8 @@ class ClusteredSystem:
         self.honest = self.x.shape[1]
         self.attackers = attackers
         if attackers is not None:
-            malicious = beginning(attackers.start, attackers.count, self.x.shape[2], self.runs, seed + 1, dtype, device)
+            other = derive(seed, "attackers")
+            malicious = beginning(attackers.start, attackers.count, self.x.shape[2], self.runs, other, dtype, device)
             self.x = torch.cat([self.x, malicious.to(self.x)], dim=1)
         self.bounds = None if bounds is None else [b.to(self.x) for b in box("bounds", bounds, self.x.shape[2])]
         self._check()
@@ -333,7 +334,8 @@ def _objectives(
     if not losses or (gradients is not None and len(gradients) != len(losses)):
         raise ConfigError(explain("losses", len(losses), "at least one, and as many as gradients"))
     slopes: Sequence[Function | None] = gradients or [None] * len(losses)
-    names = ["L" if len(losses) == 1 else f"L_{k + 1}" for k in range(len(losses))]
+    only = "f" if upper is None else "L"
+    names = [only if len(losses) == 1 else f"L_{k + 1}" for k in range(len(losses))]
     functions = [Objective(f, name, takes, slope) for f, name, slope in zip(losses, names, slopes, strict=True)]
     if upper is None:
         return functions, []
