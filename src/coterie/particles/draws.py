@@ -117,6 +117,8 @@ class Draws:
         np.sqrt(radius, out=radius)
         np.copyto(angle, words[..., 0])
         angle *= np.float32(math.pi * 2.0**-31)
-        for part, function, count in ((out[:, :half], np.cos, half), (out[:, half:], np.sin, rest)):
-            function(angle[:, :count], out=part)
-            part *= radius[:, :count]
+        spare = self._room[1].view(np.float32)[: angle.size].reshape(angle.shape)
+        cosine = np.cos(angle, out=spare)
+        np.multiply(cosine, radius, out=out[:, :half])
+        sine = np.sin(angle, out=angle)
+        np.multiply(sine[:, :rest], radius[:, :rest], out=out[:, half:])
