@@ -1,6 +1,8 @@
 """`minimise` and its kin as a user meets them."""
 
 import math
+import re
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -298,6 +300,18 @@ def test_a_quantile_without_particles_names_the_least_beta():
         coterie.minimise_bilevel(ring, upper, BOX, particles=50, beta=1.5)
     with pytest.raises(DataError, match="Widen radius"):
         coterie.minimise_bilevel(ring, upper, BOX, particles=50, beta=0.1, radius=1e-3)
+
+
+def test_the_example_of_the_docs_finds_what_it_looks_for(capsys):
+    code = re.search(
+        r"```python\n(.*?)```", (Path(__file__).parents[2] / "docs" / "particles.md").read_text(), re.DOTALL
+    )
+    names = {}
+    exec(code[1], names)
+    assert names["result"].x == pytest.approx([0.0, 1.0], abs=0.15)  # the highest point of the circle
+    centres = [float(names["system"].positions(k).mean()) for k in (0, 1)]
+    assert centres == pytest.approx([-1.0, 2.0], abs=0.1)
+    assert names["search"].result.best_fun < 0.05
 
 
 # The slides' constrained Ackley

@@ -11,8 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from coterie.errors import ConfigError, DataError, explain
-from coterie.particles.attackers import Attackers
-from coterie.particles.functions import Function, Objective, Takes
+from coterie.particles.functions import Function, Objective
 from coterie.particles.start import Start
 from coterie.particles.system import ClusteredSystem
 
@@ -299,6 +298,3 @@ def _result(system: ClusteredSystem, ended: list[_Ended], history: list[Record],
 
 def _array(tensor: Tensor) -> Array:
     return tensor.detach().cpu().numpy().copy()
-
-
-__all__ = ["Attackers", "Minimiser", "Record", "Result", "Takes", "minimise", "minimise_bilevel"]
