@@ -115,3 +115,20 @@ def test_the_set_holds_the_best_and_grows_with_share_and_slack(losses, share, sl
         [INF, *(losses[i] for i in range(len(losses)) if i not in inside)]
     )
     assert inside <= set(chosen(losses, share, slack)) <= set(chosen(losses, 1.0)) == set(range(len(losses)))
+
+
+def test_the_averaged_quantile_by_hand():
+    """Of 1 to 10 with beta = .5: the mean quantile from .25 to .5 is (.5 * 3 + 4 + 5) / 2.5 = 4.2; that of .5 is 5."""
+    losses = torch.arange(1.0, 11.0)[None]
+    assert in_quantile(losses, 0.5, averaged=True).sum().item() == 4
+    assert in_quantile(losses, 0.5).sum().item() == 5
+    assert in_quantile(losses, 0.5, slack=0.81, averaged=True).sum().item() == 5
+    assert in_quantile(losses, 0.5, slack=0.79, averaged=True).sum().item() == 4
+    with_gaps = torch.cat([losses, torch.full((1, 6), NAN)], dim=1)  # which count for nothing
+    assert in_quantile(with_gaps, 0.5, averaged=True).tolist() == [[True] * 4 + [False] * 12]
+
+
+def test_the_averaged_quantile_always_holds_the_least_loss():
+    same = torch.full((1, 7), 0.1, dtype=torch.float64)
+    assert in_quantile(same, 0.3, averaged=True).all()
+    assert in_quantile(torch.tensor([[0.3, 0.1, 0.2]]), 1e-3, averaged=True).tolist() == [[False, True, False]]

@@ -3,11 +3,12 @@
 from typing import Any
 
 __version__ = "0.1.0"
-__all__ = ["Comparison", "CoterieError", "Federation", "Run", "compare", "run"]
+__all__ = ["Comparison", "CoterieError", "Federation", "Run", "compare", "minimise", "minimise_bilevel", "run"]
 
 _HOMES = {
     "Comparison": "comparison", "Run": "experiment", "compare": "comparison", "run": "experiment",
     "CoterieError": "errors", "Federation": "federation",
+    "minimise": "particles.api", "minimise_bilevel": "particles.api",
 }  # fmt: skip
 
 

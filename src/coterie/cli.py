@@ -216,6 +216,41 @@ def doctor() -> None:
     tables.console().print(table)
 
 
+@app.command()
+def particles(
+    name: Annotated[str, typer.Argument(help="an example; without one they are listed")] = "",
+    seed: Annotated[int, typer.Option(help="other seeds, other particles")] = 0,
+    out: Annotated[Path | None, typer.Option(help="the page; default: runs/particles/NAME.html")] = None,
+    show: Annotated[bool, typer.Option("--open", help="open the page in the browser")] = False,
+) -> None:
+    """Consensus-based optimisation on R^d: run a named example, print its tables, and write its page.
+
+    Example: `coterie particles ackley-sphere --open`
+    """
+    from coterie.particles.examples import EXAMPLES
+
+    if not name:
+        described = [(known, (example.__doc__ or "").strip()) for known, example in EXAMPLES.items()]
+        tables.console().print(tables.of_text(("example", "what it shows"), described))
+        return
+    if name not in EXAMPLES:
+        raise CoterieError(explain("example", name, ", ".join(EXAMPLES), nearest(name, EXAMPLES)))
+    import torch
+
+    from coterie.report.particles import write_example
+
+    torch.set_num_threads(1)  # several only wait for each other over ensembles as small as these
+    example, path = EXAMPLES[name](seed), out or Path("runs") / "particles" / f"{name}.html"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_example(path, example, f"coterie particles {name} --seed {seed}")
+    console = tables.console()
+    for table in example.tables:
+        console.print(table.caption, tables.of_text(table.head, table.rows), sep="\n")
+    console.print(f"page: {path}", soft_wrap=True)
+    if show:
+        typer.launch(str(path))
+
+
 def main() -> None:
     """Run the program; a user's mistake ends it with one message and exit code 2, Ctrl-C with 130."""
     _prepare_streams()

@@ -14,7 +14,7 @@ from coterie.core import NOBODY
 from coterie.descent import Batches, Carried, Pull, Train, descend, follow, fresh
 from coterie.federation import Examples, Federation
 from coterie.kernels import Kernel
-from coterie.randomness import Moment, fold, normal, uniform
+from coterie.randomness import Moment, bits, fold, normal, uniform
 
 OPTIMISER = "optimiser."  # begins the names under which a fleet remembers what optimisers carry
 UNMEASURED = -1.0  # in place of a share that is of nothing: a NaN would pass no fleet
@@ -130,9 +130,10 @@ class Clients:
         """[C]: the mean loss of each client's model on the examples it judges by."""
         return self.losses(self.kernel.evaluation_copy(theta), self._own_rows)[:, 0]
 
-    def losses(self, models: Tensor, rows: Tensor) -> Tensor:
-        """[C, M]: for each client the mean losses of the models in its rows [C, M] of `models`."""
-        return torch.stack([losses.mean(1) for losses, _ in self._judged(models, rows)])
+    def losses(self, models: Tensor, rows: Tensor, most: int | None = None) -> Tensor:
+        """[C, M]: for each client the mean losses of the models in its rows [C, M] of `models`; on no more than `most`
+        of its examples, drawn anew in each round."""
+        return torch.stack([losses.mean(1) for losses, _ in self._judged(models, rows, most)])
 
     def class_loss(self, theta: Tensor) -> ClassLosses:
         """Each client's model by class, M = 1."""
@@ -201,12 +202,16 @@ class Clients:
     def _own_rows(self) -> Tensor:
         return torch.arange(len(self), device=self.ids.device)[:, None]
 
-    def _judged(self, models: Tensor, rows: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+    def _judged(self, models: Tensor, rows: Tensor, most: int | None = None) -> Iterator[tuple[Tensor, Tensor]]:
         """For each client the losses [M, n] of the models in its rows on the examples it judges by, and their y [n]."""
+        keys = self.round_keys("judged")
         for client, data_row in enumerate(self.rows.tolist()):
-            count = self.judging.count[data_row]
-            x, y = self.judging.x[data_row, :count].to(models.dtype), self.judging.y[data_row, :count]
-            yield self.kernel.losses(models, rows[client], x, y), y
+            count = int(self.judging.count[data_row])
+            x, y = self.judging.x[data_row, :count], self.judging.y[data_row, :count]
+            if most is not None and most < count:
+                drawn = bits(keys[client], count).argsort()[:most]
+                x, y = x[drawn], y[drawn]
+            yield self.kernel.losses(models, rows[client], x.to(models.dtype), y), y
 
     def _test(self, vector: Tensor, x: Tensor, y: Tensor) -> tuple[float, float]:
         outputs = self.kernel.outputs(vector, x.to(vector.dtype))

@@ -61,6 +61,11 @@ def of_run(summary: Mapping[str, Any], report: str) -> Table:
     return table
 
 
+def of_text(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
+    """What is text already."""
+    return _table(headings, rows)
+
+
 def of_comparison(rows: Sequence[Mapping[str, Any]]) -> list[Table]:
     """A row for each method and what is known of weights, or matrices of methods and attacks where there are several
     attacks."""

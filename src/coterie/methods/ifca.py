@@ -25,6 +25,9 @@ class IFCA(Options):
     name: Literal["ifca"] = "ifca"
     clusters: int = Field(4, ge=1, le=10**9)
     """k: how many models; IFCA has to be told"""
+    choice_batch: int | None = Field(None, ge=1, le=10**9)
+    """a client that trains chooses its model by so many of its examples, drawn anew; unset: by all, as when it
+    predicts. With [train] steps = 1 all would cost far more than the step"""
 
     def client_memory(self, theta: Tensor, num_clients: int) -> Tensors:
         return {}
@@ -36,15 +39,15 @@ class IFCA(Options):
         centres = torch.stack([setting.initial(number) for number in range(self.clusters)])
         return {"centres": centres, "group": torch.full((setting.num_clients,), NOBODY, device=centres.device)}
 
-    def nearest(self, clients: Clients, centres: Tensor) -> Tensor:
+    def nearest(self, clients: Clients, centres: Tensor, most: int | None = None) -> Tensor:
         """[C]: the model with the smallest loss for each client."""
         every = torch.arange(len(centres), device=centres.device).expand(len(clients), -1)
-        losses = clients.losses(clients.kernel.evaluation_copy(centres), every)
+        losses = clients.losses(clients.kernel.evaluation_copy(centres), every, most)
         return losses.nan_to_num(nan=torch.inf).argmin(1)  # argmin would choose a NaN
 
     @client_task
     def local_update(self, clients: Clients, memory: Tensors, given: Given) -> tuple[Tensors, Tensors]:
-        choice = self.nearest(clients, given["centres"])
+        choice = self.nearest(clients, given["centres"], self.choice_batch)
         theta = clients.train(given["centres"][choice])
         return {}, {"theta": theta, "choice": choice, "examples": clients.examples}
 

@@ -36,6 +36,21 @@ def write_report(path: Path, runs: Sequence[RunFolder], title: str) -> None:
     write_atomically(path, _PAGE.substitute(parts, plotly=get_plotlyjs()))
 
 
+def write_page(
+    path: Path,
+    title: str,
+    about: str,
+    tables: Sequence[tuple[str, Sequence[str], Sequence[Sequence[str]]]],
+    drawn: Sequence[Picture],
+    settings: str,
+) -> None:
+    """Write one self-contained page of tables (caption, head, rows) and figures with captions."""
+    figures = [_drawn(number, picture) for number, picture in enumerate(drawn, start=1)]
+    content = [f"<p>{escape(about)}</p>", *(words.table(*table) for table in tables), *figures]
+    parts = {"title": escape(title), "content": "\n".join(content), "settings": f"<pre>{escape(settings)}</pre>"}
+    write_atomically(path, _PAGE.substitute(parts, plotly=get_plotlyjs()))
+
+
 def _drawn(number: int, picture: Picture) -> str:
     config = {"responsive": True, "displaylogo": False, "modeBarButtons": [["toImage", "resetScale2d"]]}
     drawing = to_html(picture.figure, config, include_plotlyjs=False, full_html=False, div_id=f"figure-{number}")

@@ -74,14 +74,14 @@ def headline(groups: Groups) -> str:
     columns = tuple(column for column in columns if column[0] not in _WHERE_KNOWN or _known(column, groups))
     head = ["method", "seeds", *(column[0] for column in columns)]
     rows = [[label, str(len(runs)), *(_cell(runs, column) for column in columns)] for label, runs in groups.items()]
-    table = _table("Results on the clients' own test data", head, rows)
+    shown = table("Results on the clients' own test data", head, rows)
     several = any(len(runs) > 1 for runs in groups.values())
     averaged = " Means over the seeds; ± is their sample standard deviation." if several else ""
     honest = "All of honest clients: source accuracy is that on the examples the attack aims at, attack success the "
     honest += "share of them called what it wants, downloads and weight are shares of all, mean over the rounds."
     about = f"{honest if attacked else 'std, lowest and highest are over the clients.'}{averaged}"
     said = "".join(f" {_ABOUT[name]}" for name in head if name in _ABOUT)
-    return f'{table}<p class="soft">{about}{said}</p>'
+    return f'{shown}<p class="soft">{about}{said}</p>'
 
 
 def _known(column: _Column, groups: Groups) -> bool:
@@ -124,7 +124,7 @@ def matrices(runs: Sequence[ShownRun]) -> list[str]:
             [attack, *("–" if value is None else f"{100 * value:.1f}" for value in found)]
             for attack, found in zip(attacks, values, strict=True)
         ]
-        tables.append(_table(f"{caption}.", ["attack", *methods], rows))
+        tables.append(table(f"{caption}.", ["attack", *methods], rows))
     return tables
 
 
@@ -186,8 +186,8 @@ def refused(runs: Sequence[ShownRun]) -> str:
     rows = [[run.named, client, str(count), why] for run in runs for client, (count, why) in _refusals(run).items()]
     if not rows:
         return ""
-    table = _table("Clients whose answer was kept from all others.", ["run", "client", "times", "reason"], rows)
-    return folded("Refused clients", table)
+    shown = table("Clients whose answer was kept from all others.", ["run", "client", "times", "reason"], rows)
+    return folded("Refused clients", shown)
 
 
 def settings(runs: Sequence[ShownRun]) -> str:
@@ -196,7 +196,7 @@ def settings(runs: Sequence[ShownRun]) -> str:
     return f"<pre>{escape(json.dumps(shown, indent=2))}</pre>"
 
 
-def _table(caption: str, head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+def table(caption: str, head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     top = "".join(f'<th scope="col">{escape(name)}</th>' for name in head)
     body = "".join(
         f'<tr><th scope="row">{escape(row[0])}</th>{"".join(f"<td>{escape(cell)}</td>" for cell in row[1:])}</tr>'
