@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from coterie.model import BATCH_STATISTICS, Layout, Model, loss_per_example
 
 Precision = Literal["float32", "bf16"]
-CHUNK = 2048  # examples of one forward pass in evaluation: bounds its memory
+CHUNK = 2048  # examples of one forward pass in evaluation, or tokens of text: bounds its memory
 STRETCH = 1 << 15  # numbers of each model that are mixed at a time: many models' stay in the cache
 
 
@@ -78,14 +78,16 @@ class Kernel(ABC):
         """[n, ...] float32: what one model, in evaluation mode, answers to x [n, ...] of the vector's dtype."""
         module = self._module(vector.dtype, training=False)
         point_at(self.layout, module, vector)
-        return torch.cat([module(part).float() for part in x.split(CHUNK)])
+        return torch.cat([module(part).float() for part in x.split(at_once(x))])
 
     @torch.no_grad()
     def losses(self, models: Tensor, rows: Tensor, x: Tensor, y: Tensor) -> Tensor:
         """[M, n]: the loss at each of one client's examples x [n, ...], y [n, ...] of the models in these rows [M]."""
-        return torch.stack(
-            [loss_per_example(self.model.loss, self.outputs(models[row], x), y) for row in rows.tolist()]
-        )
+        losses = []
+        for part, of_part in zip(x.split(at_once(x)), y.split(at_once(x)), strict=True):
+            outputs = (self.outputs(models[row], part) for row in rows.tolist())
+            losses.append(torch.stack([loss_per_example(self.model.loss, own, of_part) for own in outputs]))
+        return torch.cat(losses, dim=1)
 
     def mean_loss(self, outputs: Tensor, y: Tensor) -> Tensor:
         """The mean over the examples, in float32."""
@@ -113,6 +115,11 @@ class Kernel(ABC):
                 if isinstance(part, BATCH_STATISTICS):
                     part.num_batches_tracked = None  # a counter nobody reads, and clients must not share
         return modules[dtype].train(training)
+
+
+def at_once(x: Tensor) -> int:
+    """How many of the examples [n, ...] are evaluated in one forward pass; every token of text has outputs."""
+    return CHUNK if x.is_floating_point() else max(1, CHUNK // x.shape[1:].numel())
 
 
 def point_at(layout: Layout, module: nn.Module, row: Tensor) -> list[nn.Parameter]:
