@@ -3,11 +3,11 @@
 from typing import Any
 
 __version__ = "0.1.0"
-__all__ = ["Comparison", "CoterieError", "Federation", "Run", "compare", "run"]
+__all__ = ["Comparison", "CoterieError", "Federation", "Run", "compare", "federation_of_texts", "run"]
 
 _HOMES = {
     "Comparison": "comparison", "Run": "experiment", "compare": "comparison", "run": "experiment",
-    "CoterieError": "errors", "Federation": "federation",
+    "CoterieError": "errors", "Federation": "federation", "federation_of_texts": "data",
 }  # fmt: skip
 
 
