@@ -15,7 +15,7 @@ check: .venv/ready-dev       ## linters: style, types, direction of imports
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-bench: .venv/ready           ## every benchmark, each printing ratios measured side by side
+bench: .venv/ready-dev           ## every benchmark, each printing ratios measured side by side
 	for script in benchmarks/bench_*.py; do $(BIN)/python $$script || exit 1; done
 
 clean:
