@@ -13,7 +13,7 @@ from torch import Tensor
 from coterie.core import NOBODY
 from coterie.descent import Batches, Carried, Pull, Train, descend, follow, fresh
 from coterie.federation import Examples, Federation
-from coterie.kernels import Kernel
+from coterie.kernels import Kernel, at_once
 from coterie.randomness import Moment, bits, fold, normal, uniform
 
 OPTIMISER = "optimiser."  # begins the names under which a fleet remembers what optimisers carry
@@ -30,7 +30,7 @@ class Score:
 
 @dataclass(frozen=True)
 class ClassLosses:
-    """How models do on each class of the examples their client judges by; a regression has one class."""
+    """How models do on each class of the examples their client judges by; a regression or text has one class."""
 
     each: Tensor  # [C, M, K] mean losses; 0 for a class of which the client has no example
     share: Tensor  # [C, K] the classes' shares of its examples
@@ -143,7 +143,8 @@ class Clients:
         """`losses` by class."""
         each, share = [], []
         for losses, y in self._judged(models, rows):
-            member = F.one_hot(y, self.data.num_classes).to(losses) if self.data.num_classes else y.new_ones(len(y), 1)
+            classes = self.data.num_classes if y.dim() == 1 else None
+            member = F.one_hot(y, classes).to(losses) if classes else losses.new_ones(len(y), 1)
             count = member.sum(0)
             each.append(losses @ member / count.clamp(min=1))
             share.append(count / len(y))
@@ -157,7 +158,7 @@ class Clients:
         """[C, M]: the mean entropy, in nats, of what these models predict for the examples a client judges by."""
         entropies = torch.empty(rows.shape, device=models.device)
         for client, data_row in enumerate(self.rows.tolist()):
-            x = self.judging.x[data_row, : self.judging.count[data_row]].to(models.dtype)
+            x = _as_input(self.judging.x[data_row, : self.judging.count[data_row]], models.dtype)
             for place, row in enumerate(rows[client].tolist()):
                 log_chance = self.kernel.outputs(models[row], x).log_softmax(1)
                 entropies[client, place] = -(log_chance.exp() * log_chance).sum(1).mean()
@@ -211,12 +212,18 @@ class Clients:
             if most is not None and most < count:
                 drawn = bits(keys[client], count).argsort()[:most]
                 x, y = x[drawn], y[drawn]
-            yield self.kernel.losses(models, rows[client], x.to(models.dtype), y), y
+            yield self.kernel.losses(models, rows[client], _as_input(x, models.dtype), y), y
 
     def _test(self, vector: Tensor, x: Tensor, y: Tensor) -> tuple[float, float]:
-        outputs = self.kernel.outputs(vector, x.to(vector.dtype))
-        right = (outputs.argmax(1) == y).float().mean().item() if self.data.num_classes else 0.0
-        return self.kernel.mean_loss(outputs, y).item(), right
+        """Mean loss and share of right answers; text in parts, for the outputs for all its tokens would fill memory."""
+        size = at_once(x) if self.data.is_text else len(x)
+        total_loss = total_right = 0.0
+        for part, of_part in zip(x.split(size), y.split(size), strict=True):
+            outputs = self.kernel.outputs(vector, _as_input(part, vector.dtype))
+            total_loss += len(part) * self.kernel.mean_loss(outputs, of_part).item()
+            if self.data.num_classes:
+                total_right += len(part) * (outputs.argmax(1) == of_part).float().mean().item()
+        return total_loss / len(x), total_right / len(x)
 
     def at(self, places: Tensor) -> "Clients":
         """Those at these places [n], which may repeat; what optimisers carry stays here."""
@@ -254,6 +261,11 @@ class Clients:
     def _batches(self, examples: Examples, rows: Tensor, options: Train, name: str) -> Batches:
         """Those of this round's training: the same in whichever exchange a method trains."""
         return Batches(examples, rows, self.round_keys(f"shuffle{name}"), self.round_keys(f"dropout{name}"), options)
+
+
+def _as_input(x: Tensor, dtype: torch.dtype) -> Tensor:
+    """In the arithmetic of a model; tokens are numbers of words."""
+    return x.to(dtype) if x.is_floating_point() else x
 
 
 class Peers:
@@ -299,8 +311,9 @@ class Peers:
     def mix(self, weights: Tensor, otherwise: Tensor) -> Tensor:
         """[C, P]: the weighted sums of the peers' models; `otherwise` [C, P] for clients whose weights are all zero."""
         self.weights = weights = weights * self.delivered
-        mixed = self._kernel.mix(self._published, self._rows, weights)
-        return torch.where(weights.any(1, keepdim=True), mixed, otherwise)
+        mixed, nobody = self._kernel.mix(self._published, self._rows, weights), ~weights.any(1)
+        mixed[nobody] = otherwise[nobody]
+        return mixed
 
     def of(self, client: int) -> Tensor:
         """[m, P]: the models delivered to one client."""

@@ -94,6 +94,7 @@ def _row(label: str, attack: str | None, summaries: list[dict[str, Any]]) -> dic
     columns = {
         "accuracy": [(one["accuracy"] or {}).get("mean") for one in summaries],
         "loss": [one["loss"] for one in summaries],
+        "perplexity": [(one.get("perplexity") or {}).get("mean") for one in summaries],
         "selection_rate": [one["selection_rate"] for one in summaries],
         "adjusted_rand": [one["clusters"]["adjusted_rand"] for one in summaries],
         "improved": [one.get("improved") for one in summaries],

@@ -18,7 +18,7 @@ from coterie.data import SCENARIOS
 from coterie.display import Display, default_display
 from coterie.errors import ConfigError, RunError, explain
 from coterie.federation import Federation
-from coterie.metrics import adjusted_rand, clusters_by_weights, found_clusters, shown_weights, spread
+from coterie.metrics import adjusted_rand, clusters_by_weights, found_clusters, perplexities, shown_weights, spread
 from coterie.randomness import Moment
 from coterie.report import write_report
 from coterie.runs import RunFolder, checkpoint, environment
@@ -215,6 +215,8 @@ def _summary(
     config, truth = world.config, world.federation.clusters
     records = folder.records(warn=lambda text: None)
     accuracy = spread(per_client["accuracy"]) if world.federation.num_classes else None
+    perplexity = perplexities(per_client["loss"])
+    of_text = spread(perplexity) if world.federation.is_text else None
     return {
         "method": getattr(config.method, "name", type(config.method).__name__),
         "label": config.shown,
@@ -225,6 +227,7 @@ def _summary(
         "rounds_completed": config.rounds,
         "accuracy": accuracy and {**accuracy, "per_client": per_client["accuracy"]},
         "loss": (spread(per_client["loss"]) or {}).get("mean"),
+        "perplexity": of_text and {**of_text, "per_client": perplexity},
         "selection_rate": records[-1].get("selection_rate") if records else None,
         "clusters": {
             "adjusted_rand": adjusted_rand(found, truth),

@@ -23,8 +23,8 @@ Pair = tuple[Any, Any]  # (x, y): numpy arrays, tensors or lists
 class Examples:
     """Examples of several clients side by side; rows beyond a client's count are padding and never used."""
 
-    x: Tensor  # [N, n, ...] float32
-    y: Tensor  # [N, n] int64 labels, or [N, n, ...] float32 targets of a regression
+    x: Tensor  # [N, n, ...] float32, or [N, n, T] int64 tokens
+    y: Tensor  # [N, n] int64 labels, [N, n, T] int64 next tokens, or [N, n, ...] float32 targets of a regression
     count: Tensor  # [N] int64, at least 1
 
     @staticmethod
@@ -66,6 +66,14 @@ class Targeted:
 
 
 @dataclass(frozen=True)
+class Language:
+    """What the texts of a federation have in common."""
+
+    tokenizer: str  # the name or folder of a Hugging Face model whose tokens these are; empty: trained on these texts
+    public: Tensor | None = None  # [n, T + 1] int64: text that everybody may see
+
+
+@dataclass(frozen=True)
 class Federation:
     """Everything a simulation needs to know about its clients. `keys` are their identities: every random draw of a
     client depends on its key and not on its place, so that renumbering the clients permutes the results."""
@@ -79,10 +87,11 @@ class Federation:
     test_of: Tensor  # [N] int64: which of the tests is this client's
     clusters: Tensor | None  # [N] int64: true clusters, where the scenario knows them
     keys: Tensor  # [N] int64
-    num_classes: int | None  # None for a regression
+    num_classes: int | None  # None for a regression; of text the size of the vocabulary
     source: str = ""  # which data set exactly, for reports
     malicious: Tensor | None = None  # [N] bool: who attacks; for who watches an experiment, no method sees it
     targeted: tuple[Targeted, ...] = ()  # one for each of the tests, where an attack has a target
+    language: Language | None = None  # where the data is text, and it is known
 
     def __post_init__(self) -> None:
         _check(self)
@@ -90,6 +99,11 @@ class Federation:
     @property
     def num_clients(self) -> int:
         return len(self.keys)
+
+    @property
+    def is_text(self) -> bool:
+        """Whether examples are sequences of tokens, each followed by the next."""
+        return not self.train.x.is_floating_point()
 
     @property
     def input_shape(self) -> tuple[int, ...]:
@@ -104,6 +118,7 @@ class Federation:
         validation_share: float = 0.0,
         test_share: float = 0.2,
         clusters: Sequence[int] | None = None,
+        vocabulary: int | None = None,
         name: str = "own data",
         seed: int = 0,
     ) -> "Federation":
@@ -112,13 +127,17 @@ class Federation:
         `test` holds one (x, y) per client, or is one (x, y) for all. Without it `test_share` of each client's own
         examples is kept for testing. `validation_share` of them is kept for judging peers. Which ones depends on
         `seed` and the client alone; training, validation and test never overlap. Whole-number y means classification
-        with labels from 0, floating y means regression. Pixels are taken as they are: scale them before.
+        with labels from 0, floating y means regression. Pixels are taken as they are: scale them before. Whole-number x
+        and y of one shape (examples, length) mean text: tokens and those that follow them, of a `vocabulary` of so
+        many, by default one more than the largest.
         """
         clients = [_tensors(pair, f"client {i}") for i, pair in enumerate(train)]
         _check_agreement([(f"client {i}", pair) for i, pair in enumerate(clients)])
         if test is None and not test_share:
             raise ConfigError(explain("test_share", test_share, "more than 0 and less than 1", "Or give `test`."))
         own_test_share = test_share if test is None else 0.0
+        if vocabulary is not None and clients[0][0].is_floating_point():
+            raise ConfigError(explain("vocabulary", vocabulary, "nothing: these examples are no tokens", "Remove it."))
         parts = [split(len(x), validation_share, own_test_share, seed, key) for key, (x, _) in enumerate(clients)]
         fitted, judged, tested = (
             [_take(*pair) for pair in zip(clients, part, strict=True)] for part in zip(*parts, strict=True)
@@ -134,7 +153,7 @@ class Federation:
             test_of=everybody if len(tests) == len(clients) else torch.zeros_like(everybody),
             clusters=None if clusters is None else _cluster_numbers(clusters),
             keys=everybody,
-            num_classes=_num_classes([y for _, y in [*clients, *tests]]),
+            num_classes=vocabulary or _num_classes([*clients, *tests]),
             source=name,
         )
 
@@ -229,9 +248,11 @@ def _cluster_numbers(clusters: Any) -> Tensor:
     return torch.tensor(numbers)
 
 
-def _num_classes(labels: Sequence[Tensor]) -> int | None:
-    """One more than the largest label, or None for a regression."""
-    return None if labels[0].is_floating_point() else 1 + max(0, *(int(y.max()) for y in labels))
+def _num_classes(pairs: Sequence[tuple[Tensor, Tensor]]) -> int | None:
+    """One more than the largest label or token, or None for a regression."""
+    if pairs[0][1].is_floating_point():
+        return None
+    return 1 + max(0, *(int(part.max()) for pair in pairs for part in pair if not part.is_floating_point()))
 
 
 def _numbers(value: Any, where: str) -> Tensor:
@@ -250,7 +271,7 @@ def _numbers(value: Any, where: str) -> Tensor:
 
 
 def _tensors(pair: Any, who: str) -> tuple[Tensor, Tensor]:
-    """(x as float32, y as int64 labels or float32 targets)."""
+    """(x as float32, y as int64 labels or float32 targets), or both as int64 tokens."""
     if not isinstance(pair, tuple | list) or len(pair) != 2:
         raise DataError(explain(who, type(pair).__name__, "a pair (x, y)"))
     x, y = _numbers(pair[0], f"{who}: x"), _numbers(pair[1], f"{who}: y")
@@ -260,9 +281,11 @@ def _tensors(pair: Any, who: str) -> tuple[Tensor, Tensor]:
         raise DataError(explain(f"{who}: y", f"shape {tuple(y.shape)}", f"one y for each of {len(x)} examples"))
     if not len(x):
         raise DataError(explain(who, "0 examples", "at least one"))
-    if not y.is_floating_point() and y.dim() > 1:
+    tokens = not x.is_floating_point() and not y.is_floating_point() and x.shape == y.shape and x.shape[1:].numel() > 1
+    if not y.is_floating_point() and y.dim() > 1 and not tokens:
         raise DataError(explain(f"{who}: y", f"shape {tuple(y.shape)}", f"one label per example, ({len(x)},)"))
-    return x.to(torch.float32), y.to(torch.float32 if y.is_floating_point() else torch.int64)
+    kinds = torch.int64 if tokens else torch.float32, torch.float32 if y.is_floating_point() else torch.int64
+    return x.to(kinds[0]), y.to(kinds[1])
 
 
 def _is_pair(value: Any) -> bool:
@@ -354,6 +377,8 @@ def _check_values(who: str, x: Tensor, y: Tensor, num_classes: int | None) -> No
             raise DataError(
                 f"{who}: {name} has {kind} at {int(bad.sum())} of {len(values)} examples; allowed: finite numbers."
             )
-    if num_classes is not None and (y.min() < 0 or y.max() >= num_classes):
-        wrong = int(y.min() if y.min() < 0 else y.max())
-        raise DataError(explain(f"{who}: y", wrong, f"labels 0 to {num_classes - 1}"))
+    for name, values in (("y", y), ("x", x)):
+        if num_classes and not values.is_floating_point() and (values.min() < 0 or values.max() >= num_classes):
+            wrong = int(values.min() if values.min() < 0 else values.max())
+            what = "labels" if y.dim() == 1 else "tokens"
+            raise DataError(explain(f"{who}: {name}", wrong, f"{what} 0 to {num_classes - 1}"))

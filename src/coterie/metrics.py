@@ -134,6 +134,11 @@ def adjusted_rand(found: list[int], clusters: Tensor | None) -> float | None:
     return None if clusters is None else float(adjusted_rand_score(clusters.tolist(), found))
 
 
+def perplexities(losses: Tensor) -> Tensor:
+    """exp of each client's mean test loss, in float64; of a model gone astray, a number whose square can be written."""
+    return losses.double().clamp(max=300.0).exp()
+
+
 def spread(values: Tensor) -> dict[str, Any] | None:
     """Mean, population standard deviation, least and greatest of the clients that were measured."""
     measured = values[torch.isfinite(values)].double()

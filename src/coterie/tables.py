@@ -10,6 +10,7 @@ from rich.table import Table
 
 _COLUMNS = {  # heading: what it shows, and times what
     "accuracy %": ("accuracy", 100.0),
+    "perplexity": ("perplexity", 1.0),
     "source %": ("source_accuracy", 100.0),
     "success %": ("success_rate", 100.0),
     "malicious %": ("weight_malicious", 100.0),
@@ -19,7 +20,7 @@ _COLUMNS = {  # heading: what it shows, and times what
     "Rand": ("adjusted_rand", 1.0),
 }
 _WEIGHTS = {"within clusters": "within", "between clusters": "between"}
-_WHERE_KNOWN = ("improved %",)
+_WHERE_KNOWN = ("improved %", "perplexity")
 _OF_ATTACKS = ("source %", "success %", "malicious %")
 _ABOUT_ATTACKS = (
     "source: accuracy on what the attack aims at; success: share of it called what the attacker wants; "
@@ -41,6 +42,8 @@ def of_run(summary: Mapping[str, Any], report: str) -> Table:
     if figures := summary["accuracy"]:
         lowest, highest, std = (_percent(figures[name]) for name in ("min", "max", "std"))
         rows["test accuracy"] = f"{_percent(figures['mean'])} % (clients from {lowest} to {highest}, std {std})"
+    if figures := summary.get("perplexity"):
+        rows["test perplexity"] = f"{figures['mean']:.2f} (clients from {figures['min']:.2f} to {figures['max']:.2f})"
     rows["test loss"] = _number(summary["loss"])
     if attack := summary["attack"]:
         shares = {"success": attack["success_rate"], "malicious weight": attack["weight_malicious"]}
@@ -76,7 +79,7 @@ def _by_method(rows: Sequence[Mapping[str, Any]]) -> Table:
     """Where there is an attack, or who is better than alone is known, that stands in place of what matters less."""
     attacked = any(row["attack"] is not None for row in rows)
     left_out = {"loss", "own cluster %", "Rand"} if attacked else set(_OF_ATTACKS)
-    left_out |= {heading for heading in _WHERE_KNOWN if all(row[_COLUMNS[heading][0]] is None for row in rows)}
+    left_out |= {heading for heading in _WHERE_KNOWN if all(row.get(_COLUMNS[heading][0]) is None for row in rows)}
     columns = {heading: column for heading, column in _COLUMNS.items() if heading not in left_out}
     compared = "improved %" in columns
     last = [] if attacked or compared else ["seconds"]

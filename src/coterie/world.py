@@ -1,7 +1,6 @@
 """The parts of a run, assembled from a configuration and seen to fit together."""
 
 import hashlib
-import math
 from collections.abc import Callable
 from typing import Any, cast
 
@@ -31,6 +30,7 @@ class World:
         self.config = config
         self.federation = federation.to(config.device)
         self.model = model
+        model.module.to(config.device)  # whose frozen part is no client's
         self.method = cast(Method, config.method)
         sizes = self.federation.train.count
         equal = bool((sizes == sizes[0]).all())
@@ -67,11 +67,8 @@ class World:
         if config.attack is not None:
             _check_own_examples(config)
             federation = cast(Attack, config.attack).enters(federation, _role(config), config.seed)
-        outputs = federation.num_classes or math.prod(federation.train.y.shape[2:])
         if module is None:
-            options = cast(ModelOptions, config.model)
-            shape = federation.input_shape
-            module = lambda: options.build(shape, outputs)  # noqa: E731
+            module = cast(ModelOptions, config.model).maker(federation)
         model = Model(module, "cross_entropy" if federation.num_classes else "mse")
         model.check_fits(federation.train.x[0, :2], federation.train.y[0, :2], federation.num_classes)
         return World(config, federation, model)
@@ -114,8 +111,12 @@ class World:
         return tables
 
     def fingerprint(self) -> str:
-        """A checksum of what is learned from and of the model's shape, so that a run is resumed with nothing else."""
+        """A checksum of what is learned from, of the model's shape and its frozen part: a run is resumed with nothing
+        else."""
         digest = hashlib.sha256(repr(self.model.layout).encode())
+        for parameter in self.model.module.parameters():
+            if not parameter.requires_grad:
+                digest.update(parameter.detach().cpu().contiguous().numpy().data)
         for examples in filter(None, (self.federation.train, self.federation.validation)):
             for tensor in (examples.x, examples.y, examples.count):
                 digest.update(tensor.cpu().contiguous().numpy().data)

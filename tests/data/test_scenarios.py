@@ -11,14 +11,14 @@ from data_files import IDX_NAMES, idx_bytes, write
 from pydantic import ValidationError
 from torch import Tensor
 
-from coterie.data.scenarios import SCENARIOS, rotate
+from coterie.data.scenarios import DEALT, rotate
 from coterie.data.sources import load
 from coterie.errors import ConfigError
 from coterie.federation import Federation
 
 
 def build(scenario: str, seed: int = 0, **options: Any) -> Federation:
-    return SCENARIOS[scenario](name=scenario, **options).build(seed)
+    return DEALT[scenario](name=scenario, **options).build(seed)
 
 
 @pytest.fixture
@@ -43,7 +43,7 @@ def held(federation: Federation) -> list[list[int]]:
     return [numbers(x[:count]) for x, count in zip(federation.train.x, federation.train.count.tolist(), strict=True)]
 
 
-@pytest.mark.parametrize("scenario", SCENARIOS)
+@pytest.mark.parametrize("scenario", DEALT)
 def test_every_scenario_builds_from_its_defaults_alike_for_the_same_seed(scenario: str) -> None:
     first, again, other = build(scenario), build(scenario), build(scenario, seed=1)
     assert first.num_clients == 40
@@ -55,7 +55,7 @@ def test_every_scenario_builds_from_its_defaults_alike_for_the_same_seed(scenari
     assert first.train.x.shape != other.train.x.shape or not torch.equal(first.train.x, other.train.x)
 
 
-@pytest.mark.parametrize("scenario", SCENARIOS)
+@pytest.mark.parametrize("scenario", DEALT)
 def test_validation_is_taken_from_each_clients_own_examples(scenario: str) -> None:
     whole, split = build(scenario), build(scenario, validation=0.2)
     assert whole.validation is None
@@ -250,11 +250,11 @@ def test_impossible_sizes_are_refused_by_key(scenario: str, options: dict[str, A
 )
 def test_values_out_of_range_and_unknown_keys_are_refused_when_set(options: dict[str, Any]) -> None:
     with pytest.raises(ValidationError, match=next(iter(options))):
-        SCENARIOS["rotated"](name="rotated", **options)
+        DEALT["rotated"](name="rotated", **options)
 
 
 def test_every_option_is_described() -> None:
-    for name, scenario in SCENARIOS.items():
+    for name, scenario in DEALT.items():
         assert scenario.__doc__
         assert scenario.model_fields["name"].default == name
         assert all(field.description for field in scenario.model_fields.values())

@@ -61,6 +61,20 @@ class Scenario(Options):
 
     name: str
     """Which scenario."""
+
+    @abstractmethod
+    def build(self, seed: int, attackers: Mapping[int, int] | None = None) -> Federation:
+        """The federation of this scenario; the same for the same seed. `attackers` are clients that hold another number
+        of examples."""
+
+    @abstractmethod
+    def cluster_of(self) -> list[int]:
+        """The true cluster of each client, all 0 where there are none."""
+
+
+class Dealt(Scenario):
+    """What scenarios that deal out one data set have in common."""
+
     data: SourceName = "digits"
     """Data set: digits, mnist, fashion-mnist, emnist, cifar10 or cifar100."""
     clients: int = Field(40, ge=1, le=10**7)
@@ -71,11 +85,8 @@ class Scenario(Options):
     """Share of each client's examples kept for judging peers; with 0 peers are judged on the training examples."""
 
     def build(self, seed: int, attackers: Mapping[int, int] | None = None) -> Federation:
-        """The federation of this scenario; the same for the same seed.
-
-        `attackers` are clients that hold another number of examples and train on all of them: what they judge peers by
-        is a part of those.
-        """
+        """The federation of this scenario; the same for the same seed. Attackers train on all their examples: what they
+        judge peers by is a part of those."""
         attackers = attackers or {}
         if self.validation and self.examples_per_client < 2:
             allowed = "2 or more with scenario.validation, one to train on and one to keep"
@@ -86,7 +97,6 @@ class Scenario(Options):
         return self._assemble(source, self.plan(source, seed, sizes), seed, attackers)
 
     def cluster_of(self) -> list[int]:
-        """The true cluster of each client, all 0 where there are none."""
         return [0] * self.clients
 
     def check_sizes(self) -> None:
@@ -139,7 +149,7 @@ class Scenario(Options):
         raise ConfigError(explain("scenario.examples_per_client", self.examples_per_client, allowed, do))
 
 
-class Clustered(Scenario):
+class Clustered(Dealt):
     """What scenarios with true clusters have in common."""
 
     clusters: int = Field(4, ge=1, le=10_000)
@@ -255,7 +265,7 @@ class DisjointClasses(Clustered):
         return Plan(held, views, self.cluster_of(), widths[0] if self.relabel else source.num_classes)
 
 
-class DirichletSkew(Scenario):
+class DirichletSkew(Dealt):
     """Clients whose label proportions are drawn from a Dirichlet law; no clusters, and no example is held twice.
 
     The test set of a client is drawn from the source's, without repeats and as large as its size allows, so that the
@@ -282,7 +292,7 @@ class DirichletSkew(Scenario):
         return Plan(held, views, list(range(self.clients)), source.num_classes, clusters_known=False)
 
 
-class QuantitySkew(Scenario):
+class QuantitySkew(Dealt):
     """Clients of one distribution that hold very different numbers of examples; no example is held twice."""
 
     name: Literal["quantity-skew"] = "quantity-skew"
@@ -307,7 +317,7 @@ class QuantitySkew(Scenario):
         return _one_distribution(source, skewed, seed)
 
 
-class Iid(Scenario):
+class Iid(Dealt):
     """Clients of one distribution and one size: nothing to find out, a check that nothing is lost."""
 
     name: Literal["iid"] = "iid"
@@ -320,7 +330,7 @@ class Iid(Scenario):
         return _one_distribution(source, sizes, seed)
 
 
-SCENARIOS: dict[str, type[Scenario]] = {
+DEALT: dict[str, type[Dealt]] = {
     "rotated": Rotated,
     "permuted": Permuted,
     "disjoint-classes": DisjointClasses,

@@ -8,14 +8,14 @@ batched  explicit gradients of stacks of linear layers, updated in place in bloc
 from typing import Literal
 
 from coterie.errors import ConfigError, explain
-from coterie.kernels.base import Batch, Kernel, Precision
+from coterie.kernels.base import Batch, Kernel, Precision, at_once
 from coterie.kernels.batched import BatchedKernel
 from coterie.kernels.loop import LoopKernel
 from coterie.kernels.vmap import VmapKernel
 from coterie.model import Model
 
 KernelName = Literal["auto", "loop", "vmap", "batched"]
-__all__ = ["Batch", "Kernel", "KernelName", "Precision", "choose_kernel"]
+__all__ = ["Batch", "Kernel", "KernelName", "Precision", "at_once", "choose_kernel"]
 
 
 def choose_kernel(
@@ -27,12 +27,14 @@ def choose_kernel(
     equal_sizes: bool = True,
     example_axes: int = 1,
 ) -> Kernel:
-    """`auto` follows what benchmarks/bench_kernels.py measured: batched wherever the model is a stack of linear layers,
-    else vmap on a GPU, else loop. Batch statistics of padded batches would be wrong, so they need `loop`."""
+    """`auto` follows what benchmarks/bench_kernels.py and bench_llm.py measured: batched wherever the model is a stack
+    of linear layers, else vmap on a GPU or where the module says that it is better `side_by_side`, else loop. Batch
+    statistics of padded batches would be wrong, so they need `loop`."""
     stack = BatchedKernel.accepts(model, example_axes)
     vmap_is_right = not model.uses_batch_statistics or equal_sizes
     if name == "auto":
-        name = "batched" if stack else "vmap" if device != "cpu" and vmap_is_right else "loop"
+        vmap_is_faster = device != "cpu" or getattr(model.module, "side_by_side", False)
+        name = "batched" if stack else "vmap" if vmap_is_faster and vmap_is_right else "loop"
     if name == "batched":
         if not stack:
             allowed = "a torch.nn.Sequential of Flatten (unless examples are vectors), Linear, ReLU, Tanh and Sigmoid"

@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from coterie.model import BATCH_STATISTICS, Layout, Model, loss_per_example
 
 Precision = Literal["float32", "bf16"]
-CHUNK = 2048  # examples of one forward pass in evaluation: bounds its memory
-STRETCH = 1 << 15  # numbers of each model that are mixed at a time: many models' stay in the cache
+CHUNK = 2048  # examples of one forward pass in evaluation, or tokens of text: bounds its memory
+STRETCH = 1 << 16  # numbers of each model that are mixed at a time: many models' stay in the cache
 
 
 @dataclass(frozen=True)
@@ -78,14 +78,16 @@ class Kernel(ABC):
         """[n, ...] float32: what one model, in evaluation mode, answers to x [n, ...] of the vector's dtype."""
         module = self._module(vector.dtype, training=False)
         point_at(self.layout, module, vector)
-        return torch.cat([module(part).float() for part in x.split(CHUNK)])
+        return torch.cat([module(part).float() for part in x.split(at_once(x))])
 
     @torch.no_grad()
     def losses(self, models: Tensor, rows: Tensor, x: Tensor, y: Tensor) -> Tensor:
         """[M, n]: the loss at each of one client's examples x [n, ...], y [n, ...] of the models in these rows [M]."""
-        return torch.stack(
-            [loss_per_example(self.model.loss, self.outputs(models[row], x), y) for row in rows.tolist()]
-        )
+        losses = []
+        for part, of_part in zip(x.split(at_once(x)), y.split(at_once(x)), strict=True):
+            outputs = (self.outputs(models[row], part) for row in rows.tolist())
+            losses.append(torch.stack([loss_per_example(self.model.loss, own, of_part) for own in outputs]))
+        return torch.cat(losses, dim=1)
 
     def mean_loss(self, outputs: Tensor, y: Tensor) -> Tensor:
         """The mean over the examples, in float32."""
@@ -93,15 +95,17 @@ class Kernel(ABC):
 
     @torch.no_grad()
     def mix(self, models: Tensor, rows: Tensor, weights: Tensor) -> Tensor:
-        """[C, P]: for each client the sum of the models in its rows [C, M], weighted [C, M]; added in order, a stretch
-        of all models at a time, which stays in the cache for all clients."""
-        mixed = models.new_zeros(len(rows), models.shape[1])
-        mixtures = list(zip(rows.tolist(), weights.tolist(), strict=True))
+        """[C, P]: for each client the sum of the models in its rows [C, M], weighted [C, M]. A stretch of all models at
+        a time, which stays in the cache for all clients; client by client, so that no sum depends on the others."""
+        share = weights.new_zeros(len(rows), len(models)).scatter_add_(1, rows, weights)  # [C, N]
+        mixed = torch.empty(len(rows), models.shape[1], dtype=models.dtype, device=models.device)
+        chosen = [row.nonzero()[:, 0] for row in share]
         for stretch, into in zip(models.split(STRETCH, dim=1), mixed.split(STRETCH, dim=1), strict=True):
-            for out, (chosen, shares) in zip(into, mixtures, strict=True):
-                for row, share in zip(chosen, shares, strict=True):
-                    if share:
-                        out.add_(stretch[row], alpha=share)
+            for out, row, some in zip(into, share, chosen, strict=True):
+                if 2 * len(some) > len(row):
+                    torch.mv(stretch.T, row, out=out)
+                else:
+                    torch.mv(stretch[some].T, row[some], out=out)
         return mixed
 
     def _module(self, dtype: torch.dtype = torch.float32, *, training: bool) -> nn.Module:
@@ -113,6 +117,11 @@ class Kernel(ABC):
                 if isinstance(part, BATCH_STATISTICS):
                     part.num_batches_tracked = None  # a counter nobody reads, and clients must not share
         return modules[dtype].train(training)
+
+
+def at_once(x: Tensor) -> int:
+    """How many of the examples [n, ...] are evaluated in one forward pass; every token of text has outputs."""
+    return CHUNK if x.is_floating_point() else max(1, CHUNK // x.shape[1:].numel())
 
 
 def point_at(layout: Layout, module: nn.Module, row: Tensor) -> list[nn.Parameter]:

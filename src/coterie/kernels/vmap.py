@@ -7,7 +7,7 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 
 from coterie.dropout import KeyedDropout
-from coterie.kernels.base import CHUNK, Accumulate, Batch, Kernel
+from coterie.kernels.base import Accumulate, Batch, Kernel, at_once
 from coterie.model import Piece, loss_per_example
 
 Named = dict[str, Tensor]
@@ -64,5 +64,8 @@ class VmapKernel(Kernel):
         module = self._module(models.dtype, training=False)
         chosen = _named(self.layout.pieces, models[rows])
         per_model = vmap(lambda tensors, part: functional_call(module, tensors, (part,)), in_dims=(0, None))
-        outputs = torch.cat([per_model(chosen, part).float() for part in x.split(CHUNK)], dim=1)
-        return torch.stack([loss_per_example(self.model.loss, own, y) for own in outputs])
+        losses = []
+        for part, of_part in zip(x.split(at_once(x)), y.split(at_once(x)), strict=True):
+            outputs = per_model(chosen, part).float()
+            losses.append(torch.stack([loss_per_example(self.model.loss, own, of_part) for own in outputs]))
+        return torch.cat(losses, dim=1)

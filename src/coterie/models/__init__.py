@@ -9,6 +9,7 @@ from torch import nn
 
 from coterie.errors import ModelError
 from coterie.models.base import ModelOptions
+from coterie.models.lora import Lora
 from coterie.models.parts import Normalisation, Width, normalising
 from coterie.models.resnet import ResNet9
 
@@ -94,4 +95,5 @@ MODELS: dict[str, type[ModelOptions]] = {
     "cnn": CNN,
     "cifar-cnn": CifarCNN,
     "resnet9": ResNet9,
+    "lora": Lora,
 }

@@ -43,6 +43,7 @@ _COLUMNS: tuple[_Column, ...] = (
     ("highest %", ("accuracy", "max"), 100, ".1f"),
     ("improved %", ("improved",), 100, ".1f"),
     ("loss", ("loss",), 1, ".4f"),
+    ("perplexity", ("perplexity", "mean"), 1, ".2f"),
     ("selection rate", ("selection_rate",), 1, ".3f"),
     ("weight within", ("weights", "within"), 1, ".3f"),
     ("weight between", ("weights", "between"), 1, ".3f"),
@@ -60,7 +61,7 @@ _ABOUT = {
     "improved %": "Improved is the share of clients that do better than with the same seed alone.",
     "weight within": "Weights are means over pairs of clients of the same true cluster and of different ones.",
 }
-_WHERE_KNOWN = (*(column[0] for column in _OF_ATTACKS), *_ABOUT, "weight between")
+_WHERE_KNOWN = (*(column[0] for column in _OF_ATTACKS), *_ABOUT, "weight between", "perplexity")
 # where the spread over the seeds is worth the width
 _WITH_SPREAD = ("accuracy %", "improved %", "selection rate", "attack success %")
 

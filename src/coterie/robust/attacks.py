@@ -144,10 +144,10 @@ class _Relabels(Attack):
         return replace(federation, train=poisoned(federation.train), validation=judged)
 
     def _check_label(self, federation: Federation, key: str, label: int) -> None:
-        if federation.num_classes is None or label >= federation.num_classes:
-            allowed = (
-                f"0 to {federation.num_classes - 1}" if federation.num_classes else "nothing: a regression has none"
-            )
+        kind = "text" if federation.is_text else "a regression"
+        classes = 0 if federation.is_text else federation.num_classes or 0
+        if label >= classes:
+            allowed = f"0 to {classes - 1}" if classes else f"nothing: {kind} has none"
             raise ConfigError(explain(f"attack.{key}", label, allowed))
 
 
