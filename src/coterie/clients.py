@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from coterie.core import NOBODY
+from coterie.core import NOBODY, Tensors
 from coterie.descent import Batches, Carried, Pull, Train, descend, follow, fresh
 from coterie.federation import Examples, Federation
 from coterie.kernels import Kernel, at_once
@@ -52,7 +52,8 @@ class Clients:
     kernel: Kernel
     options: Train
     moment: Moment
-    optimiser: dict[str, Tensor] = field(default_factory=dict)  # what optimisers carry between rounds; train changes it
+    carried: Tensors = field(default_factory=dict)  # what optimisers left in earlier rounds
+    optimiser: dict[str, Tensor] = field(default_factory=dict)  # what they leave in this one
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -227,19 +228,23 @@ class Clients:
 
     def at(self, places: Tensor) -> "Clients":
         """Those at these places [n], which may repeat; what optimisers carry stays here."""
-        return replace(self, ids=self.ids[places], rows=self.rows[places], optimiser={})
+        return replace(self, ids=self.ids[places], rows=self.rows[places], carried={}, optimiser={})
 
     @property
     def _lr(self) -> float:
         return self.options.lr * self.options.lr_decay**self.moment.round
 
     def _part(self, block: slice) -> "Clients":
-        return replace(self, ids=self.ids[block], rows=self.rows[block], optimiser={})
+        return replace(self, ids=self.ids[block], rows=self.rows[block], carried={}, optimiser={})
 
     def _carried(self, name: str, theta: Tensor) -> Carried:
-        """What this optimiser carried here [C, ...]; at first what a fresh one does."""
-        zeros = fresh(self.options, theta)
-        return {key: self.optimiser.setdefault(f"{OPTIMISER}{name}.{key}", value) for key, value in zeros.items()}
+        """What this optimiser carried here [C, ...], to be changed in place; at first what a fresh one does."""
+        prefix = f"{OPTIMISER}{name}."
+        if not any(key.startswith(prefix) for key in self.optimiser):
+            known = {key: value.clone() for key, value in self.carried.items() if key.startswith(prefix)}
+            new = {} if known else {prefix + key: value for key, value in fresh(self.options, theta).items()}
+            self.optimiser.update(known or new)
+        return {key.removeprefix(prefix): value for key, value in self.optimiser.items() if key.startswith(prefix)}
 
     def _train(
         self, start: Tensor, trained: Tensor, options: Train, pull: Pull | None, carried: Carried | None, name: str

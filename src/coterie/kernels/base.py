@@ -14,7 +14,7 @@ from coterie.model import BATCH_STATISTICS, Layout, Model, loss_per_example
 
 Precision = Literal["float32", "bf16"]
 CHUNK = 2048  # examples of one forward pass in evaluation, or tokens of text: bounds its memory
-STRETCH = 1 << 16  # numbers of each model that are mixed at a time: many models' stay in the cache
+STRETCH = 1 << 18  # numbers, of all models together, that are mixed at a time: they stay in the cache
 
 
 @dataclass(frozen=True)
@@ -100,7 +100,8 @@ class Kernel(ABC):
         share = weights.new_zeros(len(rows), len(models)).scatter_add_(1, rows, weights)  # [C, N]
         mixed = torch.empty(len(rows), models.shape[1], dtype=models.dtype, device=models.device)
         chosen = [row.nonzero()[:, 0] for row in share]
-        for stretch, into in zip(models.split(STRETCH, dim=1), mixed.split(STRETCH, dim=1), strict=True):
+        size = max(1024, STRETCH // len(models))
+        for stretch, into in zip(models.split(size, dim=1), mixed.split(size, dim=1), strict=True):
             for out, row, some in zip(into, share, chosen, strict=True):
                 if 2 * len(some) > len(row):
                     torch.mv(stretch.T, row, out=out)
