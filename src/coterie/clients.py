@@ -120,11 +120,10 @@ class Clients:
         for begin in range(0, len(self), self.kernel.cache_block):
             block = slice(begin, begin + self.kernel.cache_block)
             batches = Batches(self.data.train, self.rows[block], keys[block], keys[block], one_batch)
-            start = theta[block] if statistics else theta[block].clone()
-            into = torch.zeros_like(start)
+            forgets = self.kernel.layout.buffers and not statistics
+            start = theta[block].clone() if forgets else theta[block]
             for batch in batches:
-                self.kernel.bind(start, into)(batch, 0.0, 1.0)
-            gradient[block] = into
+                self.kernel.bind(start, gradient[block])(batch, 1.0, 1.0)
         return gradient
 
     def loss(self, theta: Tensor) -> Tensor:
@@ -326,7 +325,7 @@ class Peers:
 
     @property
     def each(self) -> Tensor:
-        """[K, P]: all models delivered, client by client, in the order of `delivered.nonzero()`."""
+        """[K, P]: a copy of all models delivered, client by client, in the order of `delivered.nonzero()`."""
         return self._published[self._rows[self.delivered]]
 
     def wrote(self, clients: Clients) -> Tensor:
@@ -335,8 +334,8 @@ class Peers:
         there = [[(peer, client) in self._letters for peer in peers] for client, peers in pairs]
         return torch.tensor(there, dtype=torch.bool, device=self.asked.device).view(self.asked.shape)
 
-    def letters(self, clients: Clients) -> Tensor:
-        """[L, P]: what they wrote, in the order of `wrote.nonzero()`; one letter at least."""
+    def letters(self, clients: Clients) -> list[Tensor]:
+        """What they wrote [P], in the order of `wrote.nonzero()`."""
         pairs = zip(clients.ids.tolist(), self.asked.tolist(), strict=True)
         pairs_asked = ((peer, client) for client, peers in pairs for peer in peers)
-        return torch.stack([self._letters[pair] for pair in pairs_asked if pair in self._letters])
+        return [self._letters[pair] for pair in pairs_asked if pair in self._letters]

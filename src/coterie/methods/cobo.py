@@ -68,8 +68,9 @@ class CoBo(Options):
         peers, mine = given.downloaded, self._at_midpoints(clients, memory["theta"], given.downloaded)
         wrote = peers.wrote(clients) & peers.delivered
         agreement = torch.zeros_like(wrote, dtype=mine.dtype)
-        if wrote.any():
-            agreement[wrote] = (mine[wrote[peers.delivered]] * peers.letters(clients)).sum(1)
+        products = [torch.dot(*both) for both in zip(mine[wrote[peers.delivered]], peers.letters(clients), strict=True)]
+        if products:
+            agreement[wrote] = torch.stack(products)
         return {}, {"agreement": agreement}
 
     @client_task
@@ -119,7 +120,7 @@ class CoBo(Options):
         pair = clients.at(place)
         draws = fold(pair.round_keys("pair"), clients.population[peers.ids[peers.delivered]])
         size = self.pair_batch or max(1, clients.options.batch_size // 2)
-        return pair.gradient((theta[place] + peers.each) / 2, draws, size)
+        return pair.gradient(peers.each.add_(theta[place]).div_(2), draws, size)
 
     def _projected(self, weights: Tensor) -> Tensor:
         """Onto [0, 1], or each row onto the simplex; nobody has a weight of its own."""

@@ -1,5 +1,6 @@
 """Federated clustering: everybody's gradient at everybody's model, and clients follow those that are like their own."""
 
+from itertools import islice
 from typing import Literal
 
 import torch
@@ -56,10 +57,10 @@ class FederatedClustering(Options):
     def step(self, clients: Clients, memory: Tensors, given: Given) -> tuple[Tensors, Tensors]:
         theta, peers = memory["theta"], given.downloaded
         own, wrote = clients.first_gradient(theta, statistics=True), peers.wrote(clients)
-        letters = iter(peers.letters(clients).split(wrote.sum(1).tolist()) if wrote.any() else ())
+        letters = iter(peers.letters(clients))
         centres, inside = own.clone(), torch.zeros_like(wrote)
         for row in range(len(theta)):
-            points = torch.cat([own[row : row + 1], next(letters, own[:0])])
+            points = torch.stack([own[row], *islice(letters, int(wrote[row].sum()))])
             centres[row], near = clustered(points, self.quantile, self.clustering_rounds)
             inside[row, wrote[row]] = near[1:]
         peers.weights = inside.to(theta.dtype)  # who watches shall see whom it follows
