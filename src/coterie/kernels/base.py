@@ -14,7 +14,7 @@ from coterie.model import BATCH_STATISTICS, Layout, Model, loss_per_example
 
 Precision = Literal["float32", "bf16"]
 CHUNK = 2048  # examples of one forward pass in evaluation, or tokens of text: bounds its memory
-STRETCH = 1 << 18  # numbers, of all models together, that are mixed at a time: they stay in the cache
+STRETCH = 1 << 19  # numbers, of all models together, that are mixed at a time: they stay in the cache
 
 
 @dataclass(frozen=True)

@@ -39,7 +39,7 @@ class CoBo(Options):
     mixed_until: int = Field(80, ge=0, le=10**9)
     """mixed: rounds with constant chance, after which it is 1/t; the paper's are 0.2 % of 40,000"""
     pair_batch: int | None = Field(None, ge=1, le=10**9)
-    """examples of a gradient at a midpoint; default: half of train.batch_size"""
+    """examples of a gradient at a midpoint; default: a quarter of train.batch_size"""
     weights: Literal["box", "simplex"] = "box"
     """each weight in [0, 1], or each client's weights non-negative with sum 1, as in section 4.3"""
 
@@ -119,7 +119,7 @@ class CoBo(Options):
         place, _ = peers.delivered.nonzero().unbind(1)
         pair = clients.at(place)
         draws = fold(pair.round_keys("pair"), clients.population[peers.ids[peers.delivered]])
-        size = self.pair_batch or max(1, clients.options.batch_size // 2)
+        size = self.pair_batch or max(1, clients.options.batch_size // 4)
         return pair.gradient(peers.each.add_(theta[place]).div_(2), draws, size)
 
     def _projected(self, weights: Tensor) -> Tensor:
