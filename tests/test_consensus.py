@@ -1,3 +1,4 @@
+import itertools
 import math
 
 import pytest
@@ -5,7 +6,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from coterie.consensus import gibbs, in_quantile, mean_by_group
+from coterie.consensus import gibbs, in_quantile, mean_by_group, onto_simplex
 
 INF, NAN = math.inf, math.nan
 
@@ -132,3 +133,28 @@ def test_the_averaged_quantile_always_holds_the_least_loss():
     same = torch.full((1, 7), 0.1, dtype=torch.float64)
     assert in_quantile(same, 0.3, averaged=True).all()
     assert in_quantile(torch.tensor([[0.3, 0.1, 0.2]]), 1e-3, averaged=True).tolist() == [[False, True, False]]
+
+
+def nearest_by_hand(values: list[float]) -> list[float]:
+    """The nearest point of the simplex: for each set of entries that stay positive the one candidate, the best wins."""
+    candidates = []
+    for size in range(1, len(values) + 1):
+        for chosen in itertools.combinations(range(len(values)), size):
+            level = (sum(values[i] for i in chosen) - 1.0) / size
+            point = [values[i] - level if i in chosen else 0.0 for i in range(len(values))]
+            if min(point) >= 0.0:
+                candidates.append(point)
+    return min(candidates, key=lambda point: math.dist(point, values))
+
+
+@given(st.lists(st.floats(-3, 3), min_size=1, max_size=5))
+def test_the_projection_onto_the_simplex_is_the_nearest_point(values):
+    projected = onto_simplex(torch.tensor(values, dtype=torch.float64))
+    assert projected.tolist() == pytest.approx(nearest_by_hand(values), abs=1e-9)
+    assert float(projected.sum()) == pytest.approx(1.0)
+
+
+def test_who_is_not_there_gets_nothing_on_the_simplex():
+    rows = torch.tensor([[0.5, -INF, 0.7], [-INF, -INF, 5.0], [-INF, -INF, -INF]])
+    expected = torch.tensor([[0.4, 0.0, 0.6], [0.0, 0.0, 1.0], [0.0, 0.0, 0.0]])
+    torch.testing.assert_close(onto_simplex(rows), expected, atol=1e-6, rtol=0)

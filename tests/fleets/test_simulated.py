@@ -266,3 +266,76 @@ def test_a_mistake_of_the_model_is_told_and_not_swallowed_by_a_thread():
 
     with pytest.raises(ModelError, match="broken"):
         play(Local(), FOUR, Model(Broken(3, 3)), options=Train(epochs=1), threads=2, last=1)
+
+
+# Letters
+
+
+class Post:
+    """Tasks that write to peers and read what peers wrote."""
+
+    @client_task
+    def show(self, clients, memory, given):
+        return {}, {"publish": memory["theta"]}
+
+    @client_task
+    def write(self, clients, memory, given):
+        """Client c writes 10 c + p to peer p."""
+        what = 10.0 * clients.ids[:, None] + given.downloaded.asked
+        return {}, {"letters": what[..., None].expand(-1, -1, memory["theta"].shape[1]) * 1.0}
+
+    @client_task
+    def write_too_short(self, clients, memory, given):
+        return {}, {"letters": torch.ones(*given.downloaded.asked.shape, 2)}
+
+    @client_task
+    def read(self, clients, memory, given):
+        wrote = given.downloaded.wrote(clients)
+        found = torch.full(wrote.shape, -1.0)
+        if wrote.any():
+            found[wrote] = torch.stack(given.downloaded.letters(clients))[:, 0]
+        return {}, {"found": found}
+
+
+def read(fleet: SimulatedFleet, moment: Moment, *, letters: bool = True) -> list[list[float]]:
+    """What clients 0, 1 and 2 find from each of these three."""
+    everybody = torch.arange(3)
+    return fleet.answer(Ask(Post().read, everybody, peers=everybody.repeat(3, 1), letters=letters), moment)[
+        "found"
+    ].tolist()
+
+
+@pytest.mark.parametrize("block", [1, 3])
+def test_a_letter_reaches_its_addressee_only_and_for_one_round(block):
+    data, model, moment = federation(), mlp(), Moment(0, 0)
+    memory = {"theta": starts(model, data)}
+    with closing(SimulatedFleet(data, choose_kernel("loop", model), TRAIN, memory, block=block, threads=2)) as fleet:
+        writers = Ask(Post().write, torch.tensor([0, 2]), peers=torch.tensor([[1, 2], [1, NOBODY]]))
+        assert "letters" not in fleet.answer(writers, moment).values  # the coordinator does not see them
+        assert read(fleet, moment) == [[-1.0, -1.0, -1.0], [1.0, -1.0, 21.0], [2.0, -1.0, -1.0]]
+        assert read(fleet, moment, letters=False) == [[-1.0] * 3] * 3
+        assert read(fleet, Moment(0, 1)) == [[-1.0] * 3] * 3
+
+
+def test_letters_of_another_length_are_refused():
+    data, model = federation(), mlp()
+    memory = {"theta": starts(model, data)}
+    with closing(SimulatedFleet(data, choose_kernel("loop", model), TRAIN, memory, threads=1)) as fleet:
+        ask = Ask(Post().write_too_short, torch.tensor([0]), peers=torch.tensor([[1]]))
+        assert "letters of the wrong shape: got (1, 2)" in fleet.answer(ask, Moment(0, 0)).refused[0]
+        assert read(fleet, Moment(0, 0)) == [[-1.0] * 3] * 3
+
+
+def test_what_a_task_replies_of_its_memory_is_what_it_was():
+    """Rows of memory are views; a reply must not change with the memory that the task returns."""
+
+    class Swap:
+        @client_task
+        def swap(self, clients, memory, given):
+            return {"theta": memory["theta"] + 1.0}, {"before": memory["theta"]}
+
+    data, model = federation(), mlp()
+    with closing(SimulatedFleet(data, choose_kernel("loop", model), TRAIN, {"theta": starts(model, data)})) as fleet:
+        before = fleet.answer(Ask(Swap().swap, torch.arange(4)), Moment(0, 0))["before"]
+        assert torch.equal(before, starts(model, data))
+        assert torch.equal(fleet.memory()["theta"], starts(model, data) + 1.0)

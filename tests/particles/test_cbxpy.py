@@ -1,12 +1,11 @@
 """Plain CBO beside CBXpy, a program of other people for the same dynamics."""
 
+import cbx.dynamics.cbo as cbx
 import numpy as np
 import pytest
 
 import coterie
 from coterie.particles.objectives import rastrigin
-
-cbx = pytest.importorskip("cbx.dynamics.cbo", reason="cbx comes with the development extra")
 
 RUNS, PARTICLES, STEPS, DIMENSION = 400, 20, 60, 2
 
