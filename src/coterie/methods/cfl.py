@@ -19,10 +19,11 @@ class CFL(Options):
     is small and the largest is not, into the halves whose updates are least alike (Sattler et al. 2020).
 
     An update is what a round of training moves a model by; lengths and angles count batch statistics as parameters.
+    Meant for [train] epochs: of a single step most is noise, and clusters are split by it or not found.
 
-    Differs from the paper: epsilon_1 is relative to the largest update, so that it fits models of all sizes and one
-    step as well as many; gamma_max is given and not estimated; there is a largest number of clusters; and clients that
-    take no part in the round of a split stay with the larger half, where the paper has all take part in all rounds.
+    Differs from the paper: epsilon_1 is relative to the largest update, so that it fits models of all sizes; gamma_max
+    is given and not estimated; there is a largest number of clusters; and clients that take no part in the round of a
+    split stay with the larger half, where the paper has all take part in all rounds.
     """
 
     name: Literal["cfl"] = "cfl"
