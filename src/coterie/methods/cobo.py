@@ -26,8 +26,8 @@ class CoBo(Options):
 
     Differs from the paper: with [train] momentum, heavy-ball momentum takes the place of g_i in (3), as in the authors'
     program, and the pull stays outside of it; momentum = 0 is the paper's text. The authors' rho = 0.05 belongs to
-    lr = 0.1 and averaged momentum; with lr = 0.01 and momentum = 0.9 the same is rho = 0.5. Gradients at midpoints are of
-    fewer examples than a step, unless `pair_batch` says otherwise.
+    lr = 0.1 and averaged momentum; with lr = 0.01 and momentum = 0.9 the same is rho = 0.5. Gradients at midpoints are
+    of fewer examples than a step, unless `pair_batch` says otherwise.
     """
 
     name: Literal["cobo"] = "cobo"
