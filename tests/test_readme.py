@@ -22,10 +22,11 @@ def test_the_example_of_the_readme_runs_and_finds_the_two_kinds_of_clients(tmp_p
     assert found == [found[0]] * 20 + [found[20]] * 20
 
 
-def test_the_toml_example_of_the_readme_is_a_configuration():
-    text = re.search(r"```toml\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+@pytest.mark.parametrize(("page", "method"), [("README.md", "fedcbo"), ("docs/language.md", "cobo")])
+def test_the_toml_example_of_a_page_is_a_configuration(page, method):
+    text = re.search(r"```toml\n(.*?)```", (ROOT / page).read_text(), re.DOTALL)
     assert text is not None
-    assert config.parse(tomllib.loads(text[1])).shown == "fedcbo"
+    assert config.parse(tomllib.loads(text[1])).shown == method
 
 
 @pytest.mark.parametrize("file", sorted((ROOT / "experiments").rglob("*.toml")), ids=lambda file: file.stem)
